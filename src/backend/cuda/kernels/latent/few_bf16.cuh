@@ -13,25 +13,13 @@ class FewBf16 {
   static constexpr int kColumns = kQueries;
   static constexpr int kBlocks = 1;  // of a multiprocessor
   using Ring = LatentRing<kFewTokens, 2, 4>;
-  static constexpr uint32_t kQueryBytes = kColumns / 8 * kLatentGroup;
+  using Queries = PlainQueries<kColumns>;
   static __device__ __forceinline__ int first_dim(int thread) {
     return thread / 32 * 16 + thread % 32 / 4;
   }
   static constexpr int dim_of(int block, int row) { return block * 64 + row * 8; }
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_bf16(a, b); }
 
-  /// Fetches the segment's queries.
-  template <typename Work>
-  static __device__ __forceinline__ void take(const LatentArgs& args,
-                                              const LatentSegment& segment,
-                                              const FewShared<FewBf16>& shared,
-                                              uint32_t /*taken*/,
-                                              int thread,
-                                              const Work& /*work*/) {
-    fetch_queries<kColumns>(args, segment, shared.queries, thread);
-    ptx::copy_wait<0>();
-    ptx::fence_shared_to_async();
-  }
   __device__ FewBf16(const LatentArgs& /*args*/,
                      const FewShared<FewBf16>& /*shared*/,
                      int /*thread*/) {}

@@ -16,22 +16,12 @@ class FewCodes {
   using Ring = LatentRing<kFewTokens, 2, 4, CodedRows>;
   using Shared = FewShared<FewCodes>;
   using Queries = CodedQueries<Codes, kColumns>;
-  static constexpr uint32_t kQueryBytes = Queries::kBytes;
   static __device__ __forceinline__ int first_dim(int thread) {
     return thread / 32 * 16 + thread % 32 / 4 * 2;
   }
   static constexpr int dim_of(int block, int row) { return block * 64 + row; }
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
 
-  template <typename Work>
-  static __device__ __forceinline__ void take(const LatentArgs& args,
-                                              const LatentSegment& segment,
-                                              const Shared& shared,
-                                              uint32_t taken,
-                                              int thread,
-                                              const Work& work) {
-    take_queries<Queries, kColumns>(args, segment, shared.query_place, taken, thread, work);
-  }
   __device__ FewCodes(const LatentArgs& args, const Shared& shared, int thread)
       : values_(values_of_lane(thread)), log_unit_(1.0F / args.score_factor) {
     load_query_scales(shared, thread, scales_);

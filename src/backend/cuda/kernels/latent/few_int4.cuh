@@ -36,7 +36,6 @@ class FewInt4 {
   using Ring = LatentRing<kFewTokens, 3, 4, Int4Rows>;
   using Shared = FewShared<FewInt4>;
   using Queries = ScaledQueries<kColumns>;
-  static constexpr uint32_t kQueryBytes = Queries::kBytes;
   static __device__ __forceinline__ int first_dim(int thread) {
     return thread / 32 * 32 + thread % 32 / 4 * 4;
   }
@@ -45,15 +44,6 @@ class FewInt4 {
   }
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
 
-  template <typename Work>
-  static __device__ __forceinline__ void take(const LatentArgs& args,
-                                              const LatentSegment& segment,
-                                              const Shared& shared,
-                                              uint32_t taken,
-                                              int thread,
-                                              const Work& work) {
-    take_queries<Queries, kColumns>(args, segment, shared.query_place, taken, thread, work);
-  }
   __device__ FewInt4(const LatentArgs& /*args*/, const Shared& shared, int thread)
       : values_(values_of_lane<Int4Rows>(thread)), rows_(rows_of_lane(thread)) {
     load_query_scales(shared, thread, scales_);

@@ -20,7 +20,7 @@ template <typename Form>
 struct FewShared {
   static constexpr int kColumns = Form::kColumns;
   static constexpr uint32_t kWeightBytes = kColumns * kFewTokens * 2;
-  static constexpr uint32_t kWeightsAt = Form::Ring::kBytes + Form::kQueryBytes;
+  static constexpr uint32_t kWeightsAt = Form::Ring::kBytes + Form::Queries::kBytes;
   static constexpr int kBytes = static_cast<int>(kWeightsAt + kWeightBytes);
   static_assert(kWeightsAt % 1024 == 0);
   typename Form::Ring ring;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
   uint32_t taken = 0;  // segments
   for (Work work(args); work.more(); work.next(args), ++taken) {
     const LatentSegment segment = work.segment();
-    Form::take(args, segment, shared, taken, thread, work);
+    take_queries<typename Form::Queries>(args, segment, shared.query_place, taken, thread, work);
     ptx::group_sync(1, 128);
     const Form form(args, shared, thread);
     const int32_t always = segment.seen(args, 0);  // what all queries of the item see

@@ -15,6 +15,7 @@
 #include "backend/cuda/ptx/dependency.cuh"
 #include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
+#include "base/math.h"
 
 namespace nibble::cuda {
 
@@ -86,6 +87,10 @@ struct LatentArgs {
   int32_t line_items;    // of a sequence on the line, at most
 };
 
+/// Items of a sequence on the line, at most.
+[[nodiscard]] inline int32_t line_items(const LineForm& form) {
+  return ceil_div(form.line_rows * form.ratio, form.columns);
+}
 [[nodiscard]] LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form);
 /// Lists the items that blocks share, behind the plan of the line.
 cudaError_t list_shared(const LatentArgs& args, cudaStream_t stream);

@@ -16,10 +16,11 @@ constexpr int kImageWarps = 8;
 static_assert(kFewTokens == kManyTokens);
 
 /// Images of what the sequences on the line have as queries, a warp for each.
-template <typename Queries, int kQueries>
+template <typename Queries>
 __global__ __launch_bounds__(32 * kImageWarps) void query_images_sm90(
     const __grid_constant__ LatentArgs args, int32_t line_rows) {
 #if __CUDA_ARCH__ >= 900
+  constexpr int kQueries = Queries::kCount;
   ptx::allow_successor();
   ptx::wait_for_predecessor();  // all do, so that what comes behind waits for the same
   const auto number = static_cast<int32_t>(blockIdx.x * kImageWarps + threadIdx.x / 32);
@@ -32,7 +33,7 @@ __global__ __launch_bounds__(32 * kImageWarps) void query_images_sm90(
     return;
   }
   const int64_t item = int64_t{segment.sequence} * args.line_items + segment.first_query / kQueries;
-  uint8_t* const image = args.images + item * kQueryImage<Queries, kQueries>;
+  uint8_t* const image = args.images + item * kQueryImage<Queries>;
   RawQuery raw;
   raw.load(args, segment, number % kQueries, static_cast<int>(threadIdx.x) % 32);
   Queries::store(raw, number % kQueries, image, reinterpret_cast<float*>(image + Queries::kBytes),
@@ -63,15 +64,15 @@ cudaError_t launch_many(const dim3& grid, const LatentArgs& args, const LaunchCo
 
 dim3 blocks_of(const LineForm& form) { return dim3(static_cast<unsigned>(form.blocks)); }
 
-template <typename Form, int kQueries>
+template <typename Queries>
 cudaError_t make_images(const LineForm& form,
                         int32_t sequences,
                         const LatentArgs& args,
                         const LaunchContext& context) {
-  const int32_t blocks = args.line_items * kQueries / kImageWarps;
+  const int32_t blocks = args.line_items * Queries::kCount / kImageWarps;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(sequences));
-  return launch(query_images_sm90<typename Form::Queries, kQueries>, {grid, 32 * kImageWarps, 0},
-                context, args, form.line_rows);
+  return launch(query_images_sm90<Queries>, {grid, 32 * kImageWarps, 0}, context, args,
+                form.line_rows);
 }
 
 /// What a step decodes with.
@@ -81,23 +82,23 @@ struct Decode {
   LatentArgs args;
   LaunchContext context;
 
-  template <typename Form, int kQueries>
+  template <typename Form>
   [[nodiscard]] cudaError_t few() const {
-    return behind_images<Form, kQueries>(launch_few<Form>);
+    return behind_images<typename Form::Queries>(launch_few<Form>);
   }
   template <typename Form>
   [[nodiscard]] cudaError_t many() const {
-    return behind_images<Form, kManyQueries>(launch_many<Form, LatentLine>);
+    return behind_images<typename Form::Queries>(launch_many<Form, LatentLine>);
   }
 
  private:
-  template <typename Form, int kQueries>
+  template <typename Queries>
   [[nodiscard]] cudaError_t behind_images(cudaError_t (*decode)(const dim3&,
                                                                 const LatentArgs&,
                                                                 const LaunchContext&)) const {
     LaunchContext own = context;
-    if constexpr (requires { typename Form::Queries; }) {
-      const cudaError_t status = make_images<Form, kQueries>(form, sequences, args, context);
+    if constexpr (Queries::kImages) {
+      const cudaError_t status = make_images<Queries>(form, sequences, args, context);
       if (status != cudaSuccess) {
         return status;
       }
@@ -110,9 +111,9 @@ struct Decode {
 cudaError_t decode_bf16(const Decode& step) {
   switch (step.form.columns) {
     case 8:
-      return step.few<FewBf16<8>, 8>();
+      return step.few<FewBf16<8>>();
     case 16:
-      return step.few<FewBf16<16>, 16>();
+      return step.few<FewBf16<16>>();
     default:
       return step.many<ManyBf16>();
   }
@@ -122,24 +123,23 @@ template <typename Codes>
 cudaError_t decode_coded(const Decode& step) {
   switch (step.form.columns) {
     case 8:
-      return step.few<FewCodes<Codes, 8>, 8>();
+      return step.few<FewCodes<Codes, 8>>();
     case 16:
-      return step.few<FewCodes<Codes, 16>, 16>();
+      return step.few<FewCodes<Codes, 16>>();
     default:
       return step.many<ManyCodes<Codes>>();
   }
 }
 
 cudaError_t decode_int4(const Decode& step) {
-  return step.form.columns == 8 ? step.few<FewInt4<8>, 8>() : step.few<FewInt4<16>, 16>();
+  return step.form.columns == 8 ? step.few<FewInt4<8>>() : step.few<FewInt4<16>>();
 }
 
 }  // namespace
 
 size_t latent_image_bytes(const LatentShape& shape) {
   const LineForm form = latent_line(shape);
-  const int32_t items = (form.line_rows * shape.heads + form.columns - 1) / form.columns;
-  return static_cast<size_t>(items) * static_cast<size_t>(form.columns) *
+  return static_cast<size_t>(line_items(form)) * static_cast<size_t>(form.columns) *
          (2 * kLatentDim + sizeof(float));
 }
 

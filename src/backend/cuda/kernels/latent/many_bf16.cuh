@@ -60,22 +60,10 @@ class ManyBf16 {
   static constexpr int kSumRegisters = 168;
   using Ring = LatentRing<kManyTokens, 2, 4>;
   using Shared = ManyShared<ManyBf16>;
-  static constexpr uint32_t kQueryBytes = kManyQueries / 8 * kLatentGroup;
+  using Queries = PlainQueries<kManyQueries>;
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_bf16(a, b); }
   static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<136>(); }
 
-  /// Fetches the segment's queries.
-  template <typename Work>
-  static __device__ __forceinline__ void take(const LatentArgs& args,
-                                              const LatentSegment& segment,
-                                              const Shared& shared,
-                                              uint32_t /*taken*/,
-                                              int thread,
-                                              const Work& /*work*/) {
-    fetch_queries<kManyQueries>(args, segment, shared.queries, thread);
-    ptx::copy_wait<0>();
-    ptx::fence_shared_to_async();
-  }
   __device__ ManyBf16(const LatentArgs& /*args*/, const Shared& /*shared*/, int /*thread*/) {}
 
   __device__ __forceinline__ void begin(const Shared& /*shared*/,

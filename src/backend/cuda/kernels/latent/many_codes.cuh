@@ -24,19 +24,9 @@ class ManyCodes {
   using Ring = LatentRing<kManyTokens, 3, 4, CodedRows>;
   using Shared = ManyShared<ManyCodes>;
   using Queries = CodedQueries<Codes, kManyQueries>;
-  static constexpr uint32_t kQueryBytes = Queries::kBytes;
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
   static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<136>(); }
 
-  template <typename Work>
-  static __device__ __forceinline__ void take(const LatentArgs& args,
-                                              const LatentSegment& segment,
-                                              const Shared& shared,
-                                              uint32_t taken,
-                                              int thread,
-                                              const Work& work) {
-    take_queries<Queries, kManyQueries>(args, segment, shared.query_place, taken, thread, work);
-  }
   __device__ ManyCodes(const LatentArgs& args, const Shared& shared, int thread)
       : log_unit_(1.0F / args.score_factor) {
     const int row = thread / 32 * 16 + thread % 32 / 4;

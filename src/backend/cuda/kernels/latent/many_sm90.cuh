@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t weights_empty(uint32_t buffer) { return 3 + 
 /// Shared memory of the kernel. Form: how rows are kept (many_bf16.cuh, many_codes.cuh).
 template <typename Form>
 struct ManyShared {
-  static constexpr uint32_t kWeightsAt = Form::Ring::kBytes + Form::kQueryBytes;
+  static constexpr uint32_t kWeightsAt = Form::Ring::kBytes + Form::Queries::kBytes;
   static constexpr int kBytes =
       static_cast<int>(kWeightsAt + Form::kWeightBuffers * kManyWeightBytes);
   static_assert(kWeightsAt % 1024 == 0);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
   for (Work work(args); work.more(); work.next(args), ++taken) {
     const LatentSegment segment = work.segment();
     ptx::group_sync(kWeigherBarrier, 128);  // all have read the queries before
-    Form::take(args, segment, shared, taken, thread, work);
+    take_queries<typename Form::Queries>(args, segment, shared.query_place, taken, thread, work);
     ptx::group_sync(kWeigherBarrier, 128);
     Form form(args, shared, thread);
     const int32_t seen[2] = {segment.seen(args, row), segment.seen(args, row + 8)};

@@ -230,7 +230,7 @@ LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form) {
   args.partial_sums = reinterpret_cast<float*>(workspace);
   args.partial_tops = reinterpret_cast<float2*>(workspace + slots * kLatentValues * sizeof(float));
   args.images = workspace + slots * (kLatentValues * sizeof(float) + sizeof(float2));
-  args.line_items = (form.line_rows * shape.heads + form.columns - 1) / form.columns;
+  args.line_items = line_items(form);
   return args;
 }
 

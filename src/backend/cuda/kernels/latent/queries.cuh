@@ -1,8 +1,8 @@
 #pragma once
 
 // Queries of latent attention over rows in codes, as the kernels of sm_90a multiply them: made once
-// for each row of the line (queries.cu), as images of the shared memory of an item's block; by the
-// block itself in prefill, where an item has many tiles.
+// for each row of the line (latent_sm90.cu), as images of the shared memory of an item's block; by
+// the block itself in prefill, where an item has many tiles.
 
 #include "backend/cuda/kernels/latent/codes.cuh"
 
@@ -65,6 +65,8 @@ __device__ __forceinline__ float largest_of_warp(float top) {
 /// Queries for rows in 8 bits: rows of high codes, rows of low ones, rotated parts in bf16.
 template <typename Codes, int kQueries>
 struct CodedQueries {
+  static constexpr int kCount = kQueries;
+  static constexpr bool kImages = true;
   static constexpr uint32_t kLow = kQueries * kLatentValues;
   static constexpr uint32_t kRope = 2 * kLow;
   static constexpr uint32_t kBytes = kRope + kQueries * 2 * (kLatentDim - kLatentValues);
@@ -115,6 +117,8 @@ struct CodedQueries {
 /// 1 to 2.
 template <int kQueries>
 struct ScaledQueries {
+  static constexpr int kCount = kQueries;
+  static constexpr bool kImages = true;
   static constexpr uint32_t kRope = kQueries * 2 * kLatentValues;
   static constexpr uint32_t kBytes = kRope + kQueries * 2 * (kLatentDim - kLatentValues);
 
@@ -151,6 +155,14 @@ struct ScaledQueries {
   }
 };
 
+/// Queries for rows in bf16, which are as they came.
+template <int kQueries>
+struct PlainQueries {
+  static constexpr int kCount = kQueries;
+  static constexpr bool kImages = false;
+  static constexpr uint32_t kBytes = kQueries / 8 * kLatentGroup;
+};
+
 /// What a block has of its item's queries.
 struct QueryPlace {
   uint32_t codes;
@@ -159,26 +171,26 @@ struct QueryPlace {
 };
 
 /// Bytes of an item's image: its queries as they lie in shared memory, then their scales.
-template <typename Queries, int kQueries>
-constexpr uint32_t kQueryImage = Queries::kBytes + 4 * kQueries;
+template <typename Queries>
+constexpr uint32_t kQueryImage = Queries::kBytes + 4 * Queries::kCount;
 
 /// The queries of a segment of the line, its block's number `taken`, from their image. By 128
 /// threads, none of which reads the queries before any more; they need no further barrier.
-template <typename Queries, int kQueries>
-__device__ __forceinline__ void take_queries(const LatentArgs& args,
-                                             const LatentSegment& segment,
-                                             const QueryPlace& to,
-                                             uint32_t taken,
-                                             int thread,
-                                             const LatentLine& /*work*/) {
-  constexpr uint32_t kBytes = kQueryImage<Queries, kQueries>;
+template <typename Queries>
+requires Queries::kImages __device__ __forceinline__ void take_queries(const LatentArgs& args,
+                                                                       const LatentSegment& segment,
+                                                                       const QueryPlace& to,
+                                                                       uint32_t taken,
+                                                                       int thread,
+                                                                       const LatentLine& /*work*/) {
+  constexpr uint32_t kBytes = kQueryImage<Queries>;
   if (thread == 0) {
     const int64_t item =
-        int64_t{segment.sequence} * args.line_items + segment.first_query / kQueries;
+        int64_t{segment.sequence} * args.line_items + segment.first_query / Queries::kCount;
     const uint8_t* const image = args.images + item * kBytes;
     ptx::barrier_arrive_expect(to.barrier, kBytes);
     ptx::bulk_copy(to.codes, image, Queries::kBytes, to.barrier);
-    ptx::bulk_copy(ptx::shared_address(to.scales), image + Queries::kBytes, 4 * kQueries,
+    ptx::bulk_copy(ptx::shared_address(to.scales), image + Queries::kBytes, 4 * Queries::kCount,
                    to.barrier);
   }
   ptx::barrier_wait(to.barrier, taken % 2);
@@ -187,13 +199,15 @@ __device__ __forceinline__ void take_queries(const LatentArgs& args,
 /// The queries of a block of prefill, which it makes itself; the threads have to wait for one
 /// another after it. While copies of tiles fill the memory system a load takes microseconds: up to
 /// 8 queries of a warp are on their way together.
-template <typename Queries, int kQueries>
-__device__ __forceinline__ void take_queries(const LatentArgs& args,
-                                             const LatentSegment& segment,
-                                             const QueryPlace& to,
-                                             uint32_t /*taken*/,
-                                             int thread,
-                                             const LatentBlock& /*work*/) {
+template <typename Queries>
+requires Queries::kImages __device__ __forceinline__ void take_queries(
+    const LatentArgs& args,
+    const LatentSegment& segment,
+    const QueryPlace& to,
+    uint32_t /*taken*/,
+    int thread,
+    const LatentBlock& /*work*/) {
+  constexpr int kQueries = Queries::kCount;
   constexpr int kOfWarp = kQueries / 4;
   constexpr int kAhead = kOfWarp < 8 ? kOfWarp : 8;
   const int lane = thread % 32;
@@ -209,6 +223,19 @@ __device__ __forceinline__ void take_queries(const LatentArgs& args,
       Queries::store(raw[i], first + 4 * i, to.codes, to.scales, lane);
     }
   }
+  ptx::fence_shared_to_async();
+}
+
+/// The same of queries as they came.
+template <typename Queries, typename Work>
+__device__ __forceinline__ void take_queries(const LatentArgs& args,
+                                             const LatentSegment& segment,
+                                             const QueryPlace& to,
+                                             uint32_t /*taken*/,
+                                             int thread,
+                                             const Work& /*work*/) {
+  fetch_queries<Queries::kCount>(args, segment, to.codes, thread);
+  ptx::copy_wait<0>();
   ptx::fence_shared_to_async();
 }
 
