@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/mapped_bytes.h"
 
 namespace nibble {
 
@@ -12,6 +13,8 @@ struct CudaBackendOptions {
   int device = 0;
   bool record_steps = true;          // decode steps as CUDA graphs
   std::vector<std::string> kernels;  // as those of CpuBackendOptions
+  // The program's own: the library has a copy of that code, which knows none of the mapped files.
+  CopyBytes* copy = copy_bytes;
 };
 
 /// Which device computes, and how.
@@ -35,7 +38,7 @@ Result<std::unique_ptr<Backend>> open_backend(const BackendOptions& options);
 
 /// Version of the interface between the program and libnibble_cuda.so, which must be built from the
 /// same sources. Raise it when Backend changes.
-inline constexpr int kCudaInterface = 5;
+inline constexpr int kCudaInterface = 6;
 /// The library's function nibble_cuda_make_backend; nibble_cuda_interface is the number above.
 using MakeCudaBackend = void(const CudaBackendOptions& options,
                              Result<std::unique_ptr<Backend>>& result);

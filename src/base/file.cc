@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/mapped_bytes.h"
+
 namespace nibble {
 namespace {
 
@@ -112,7 +114,7 @@ std::string_view file_name(std::string_view path) {
 }
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  NIBBLE_ASSIGN_OR_RETURN(const OpenFile opened, open_regular(path));
+  NIBBLE_ASSIGN_OR_RETURN(OpenFile opened, open_regular(path));
   MappedFile file;
   file.size_ = opened.size;
   file.path_ = path;
@@ -124,6 +126,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
     return file_error(path, "map", errno);
   }
   file.data_ = static_cast<const std::byte*>(data);
+  note_mapped(file.bytes(), std::move(opened.descriptor));
   return file;
 }
 
@@ -143,6 +146,7 @@ MappedFile::~MappedFile() { release(); }
 
 void MappedFile::release() {
   if (data_ != nullptr) {
+    forget_mapped(bytes());
     ::munmap(const_cast<std::byte*>(data_), size_);
     data_ = nullptr;
   }

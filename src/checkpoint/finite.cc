@@ -1,6 +1,7 @@
 #include "checkpoint/finite.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "base/f16.h"
+#include "base/mapped_bytes.h"
 
 namespace nibble {
 namespace {
@@ -52,9 +54,8 @@ float number_at(const TensorInfo& tensor, int64_t index) {
   return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
-}  // namespace
-
-bool all_finite(DType dtype, std::span<const std::byte> numbers) {
+/// Of numbers in memory.
+bool all_finite_here(DType dtype, std::span<const std::byte> numbers) {
   switch (dtype) {
     case DType::kF32:
       return none_has<uint32_t>(numbers, 0x7f800000U);
@@ -69,6 +70,22 @@ bool all_finite(DType dtype, std::span<const std::byte> numbers) {
     default:
       return true;
   }
+}
+
+}  // namespace
+
+bool all_finite(DType dtype, std::span<const std::byte> numbers) {
+  constexpr size_t kPiece = size_t{32} << 10;  // stays in the first cache
+  std::array<std::byte, kPiece> piece;         // NOLINT(cppcoreguidelines-pro-type-member-init)
+  while (!numbers.empty()) {
+    const size_t count = std::min(numbers.size(), kPiece);
+    copy_bytes(numbers.data(), count, piece.data());
+    if (!all_finite_here(dtype, {piece.data(), count})) {
+      return false;
+    }
+    numbers = numbers.subspan(count);
+  }
+  return true;
 }
 
 std::string describe_not_finite(const TensorInfo& tensor) {

@@ -25,7 +25,7 @@ namespace nibble {
 
 namespace {
 
-constexpr int kMostThreads = 8;  // that map experts: most of their bytes stay where they are
+constexpr int kMostThreads = 16;  // that map experts and check their scales
 
 float read_element(DType dtype, const std::byte* data, int64_t index) {
   if (dtype == DType::kF32) {

@@ -86,7 +86,7 @@ class CudaBackend final : public Backend {
     NIBBLE_RETURN_IF_ERROR(
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
     self_check_ = std::make_unique<SelfCheck>(stream_);
-    NIBBLE_ASSIGN_OR_RETURN(Uploader uploader, Uploader::create(stream_));
+    NIBBLE_ASSIGN_OR_RETURN(Uploader uploader, Uploader::create(stream_, options_.copy));
     uploader_ = std::make_unique<Uploader>(std::move(uploader));
     return {};
   }

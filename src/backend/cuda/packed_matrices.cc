@@ -102,8 +102,8 @@ Status PackedMatrices::load_staged(int64_t first, int64_t count, std::span<const
   const size_t of_each = parts.size() / static_cast<size_t>(count);
   const bool packs = !kernel_->packs_nothing();
   const ZeroPoints zero_points = problem_.weight.zero_points;
-  WeightStream codes;
-  WeightStream numbers;
+  WeightStream codes(context_.uploader.copy());
+  WeightStream numbers(context_.uploader.copy());
   for (size_t begin = 0; begin < parts.size(); begin += of_each) {
     const auto matrix = parts.subspan(begin, of_each);
     codes.align(kStagedAlignment);
@@ -143,7 +143,7 @@ Status PackedMatrices::update(int64_t index, int64_t first_row, const QuantTenso
   const int64_t groups = problem_.weight.groups(problem_.k);
   const ZeroPoints zero_points = problem_.weight.zero_points;
   const auto send_field = [&](WeightField field, void* to) {
-    WeightStream stream;
+    WeightStream stream(context_.uploader.copy());
     stream.add(view, field);
     return send(stream, to);
   };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -20,8 +19,8 @@ constexpr size_t kShare = size_t{256} << 10;  // bytes that a thread fills at a 
 
 }  // namespace
 
-Result<Uploader> Uploader::create(cudaStream_t stream) {
-  Uploader uploader(stream);
+Result<Uploader> Uploader::create(cudaStream_t stream, CopyBytes* copy) {
+  Uploader uploader(stream, copy);
   const int threads = std::min(kMostThreads, read_cpu_topology().usable_cpus());
   uploader.pool_ = std::make_unique<ThreadPool>(threads);
   for (Piece& piece : uploader.pieces_) {
@@ -66,8 +65,7 @@ Status Uploader::upload(size_t bytes, const Fill& fill, void* to) {
 
 Status Uploader::upload(const std::byte* from, size_t bytes, void* to) {
   return upload(
-      bytes,
-      [from](size_t begin, size_t count, std::byte* out) { std::memcpy(out, from + begin, count); },
+      bytes, [&](size_t begin, size_t count, std::byte* out) { copy_(from + begin, count, out); },
       to);
 }
 

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/memory.h"
+#include "base/mapped_bytes.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
 
@@ -22,7 +23,8 @@ class Uploader final {
   // Small enough that the first of an upload travels soon, large enough that threads meet seldom.
   static constexpr size_t kPiece = size_t{16} << 20;
 
-  static Result<Uploader> create(cudaStream_t stream);
+  /// `copy`: CudaBackendOptions::copy.
+  static Result<Uploader> create(cudaStream_t stream, CopyBytes* copy = copy_bytes);
   Uploader(Uploader&&) = default;
   Uploader& operator=(Uploader&&) = delete;
   ~Uploader();
@@ -32,7 +34,7 @@ class Uploader final {
   /// the last piece is on its way.
   using Fill = std::function<void(size_t begin, size_t count, std::byte* out)>;
   Status upload(size_t bytes, const Fill& fill, void* to);
-  /// Bytes that lie in host memory.
+  /// Bytes that lie in host memory or in a mapped file.
   Status upload(const std::byte* from, size_t bytes, void* to);
 
   /// What all uploads took: the bytes, and the caller's time until a piece was free and full.
@@ -42,6 +44,7 @@ class Uploader final {
     std::chrono::duration<double> filling{};
   };
   [[nodiscard]] const Spent& spent() const { return spent_; }
+  [[nodiscard]] CopyBytes* copy() const { return copy_; }
 
  private:
   struct Piece {
@@ -49,9 +52,10 @@ class Uploader final {
     Event copied;
   };
 
-  explicit Uploader(cudaStream_t stream) : stream_(stream) {}
+  Uploader(cudaStream_t stream, CopyBytes* copy) : stream_(stream), copy_(copy) {}
 
   cudaStream_t stream_;
+  CopyBytes* copy_;
   std::unique_ptr<ThreadPool> pool_;
   std::array<Piece, 4> pieces_;
   size_t next_ = 0;

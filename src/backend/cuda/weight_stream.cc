@@ -1,6 +1,7 @@
 #include "backend/cuda/weight_stream.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 
@@ -33,24 +34,23 @@ void round_to_bf16(const QuantView& part, size_t begin, size_t count, std::byte*
   }
 }
 
-/// Bytes [begin, begin + count) of a field.
-void write_field(
-    const QuantView& part, WeightField field, size_t begin, size_t count, std::byte* out) {
-  if (field == WeightField::kCodes) {
-    if (device_format(part.format).code != part.format.code) {
-      return round_to_bf16(part, begin / 2, count / 2, out);
+/// BF16 numbers, aligned to nothing, as f32.
+void widen(const std::byte* from, std::span<float> out) {
+  constexpr size_t kBlock = 16;  // the compiler turns loops of this fixed length into vector code
+  size_t i = 0;
+  for (; i + kBlock <= out.size(); i += kBlock) {
+    uint16_t halves[kBlock];
+    std::memcpy(halves, from + 2 * i, sizeof(halves));
+    uint32_t bits[kBlock];
+    for (size_t j = 0; j < kBlock; ++j) {
+      bits[j] = uint32_t{halves[j]} << 16;
     }
-    return part.copy_codes(static_cast<int64_t>(begin), static_cast<int64_t>(count), out);
+    std::memcpy(&out[i], bits, sizeof(bits));
   }
-  const std::span<float> numbers(reinterpret_cast<float*>(out), count / sizeof(float));
-  const auto first = static_cast<int64_t>(begin / sizeof(float));
-  if (field == WeightField::kScales) {
-    part.read_scales(first, numbers);
-  } else if (field == WeightField::kMinimums) {
-    part.read_minimums(first, numbers);
-  } else {
-    std::transform(part.zeros + first, part.zeros + first + numbers.size(), numbers.begin(),
-                   [](int8_t zero) { return static_cast<float>(zero); });
+  for (; i < out.size(); ++i) {
+    uint16_t half = 0;
+    std::memcpy(&half, from + 2 * i, sizeof(half));
+    out[i] = bf16_to_f32(half);
   }
 }
 
@@ -86,13 +86,63 @@ void WeightStream::add(const QuantView& part, WeightField field) {
 
 void WeightStream::align(size_t alignment) { end_ = round_up(end_, alignment); }
 
+void WeightStream::write_codes(const QuantView& part,
+                               size_t begin,
+                               size_t count,
+                               std::byte* out) const {
+  part.for_pieces(static_cast<int64_t>(begin), static_cast<int64_t>(count),
+                  [&](const std::byte* from, int64_t piece) {
+                    copy_(from, static_cast<size_t>(piece), out);
+                    if (part.nibbles != NibbleForm()) {
+                      canonical_words(part.nibbles, out, piece / 4, out);
+                    }
+                    out += piece;
+                  });
+}
+
+void WeightStream::write_scales(const QuantView& part, int64_t first, std::span<float> out) const {
+  const bool in_a_row = part.scale_count == QuantView::Scales::kEach && part.scale_stride == 0;
+  if (!in_a_row || part.scale_type != DType::kBF16) {
+    return part.read_scales(first, out);
+  }
+  constexpr size_t kPiece = size_t{32} << 10;
+  std::array<std::byte, kPiece> piece;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  const std::byte* from = part.scales + first * 2;
+  while (!out.empty()) {
+    const size_t count = std::min(out.size(), kPiece / 2);
+    copy_(from, 2 * count, piece.data());
+    widen(piece.data(), out.first(count));
+    from += 2 * count;
+    out = out.subspan(count);
+  }
+}
+
+void WeightStream::write_run(const Run& run, size_t begin, size_t count, std::byte* out) const {
+  const QuantView& part = *run.part;
+  if (run.field == WeightField::kCodes) {
+    return device_format(part.format).code != part.format.code
+               ? round_to_bf16(part, begin / 2, count / 2, out)
+               : write_codes(part, begin, count, out);
+  }
+  const std::span<float> numbers(reinterpret_cast<float*>(out), count / sizeof(float));
+  const auto first = static_cast<int64_t>(begin / sizeof(float));
+  if (run.field == WeightField::kScales) {
+    write_scales(part, first, numbers);
+  } else if (run.field == WeightField::kMinimums) {
+    part.read_minimums(first, numbers);
+  } else {
+    std::transform(part.zeros + first, part.zeros + first + numbers.size(), numbers.begin(),
+                   [](int8_t zero) { return static_cast<float>(zero); });
+  }
+}
+
 void WeightStream::write(size_t begin, size_t count, std::byte* out) const {
   const size_t end = begin + count;
   auto run = std::ranges::upper_bound(runs_, begin, {}, &Run::end);
   for (; run != runs_.end() && run->begin < end; ++run) {
     const size_t first = std::max(begin, run->begin);
     const size_t last = std::min(end, run->end);
-    write_field(*run->part, run->field, first - run->begin, last - first, out + (first - begin));
+    write_run(*run, first - run->begin, last - first, out + (first - begin));
   }
 }
 

@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "base/mapped_bytes.h"
 #include "quant/quant_view.h"
 
 namespace nibble::cuda {
@@ -19,6 +21,9 @@ enum class WeightField : uint8_t { kCodes, kScales, kZeros, kMinimums };
 /// threads that each write a part of it: codes as device_format() has them, all else as f32.
 class WeightStream final {
  public:
+  /// `copy`: how bytes get here from where they lie.
+  explicit WeightStream(CopyBytes* copy = copy_bytes) : copy_(copy) {}
+
   /// Appends a field of all rows of `part`, which must stay where it is.
   void add(const QuantView& part, WeightField field);
   /// What is added next begins at a multiple of `alignment` bytes; the bytes before hold anything.
@@ -38,6 +43,12 @@ class WeightStream final {
     size_t end = 0;
   };
 
+  /// Bytes [begin, begin + count) of a run.
+  void write_run(const Run& run, size_t begin, size_t count, std::byte* out) const;
+  void write_codes(const QuantView& part, size_t begin, size_t count, std::byte* out) const;
+  void write_scales(const QuantView& part, int64_t first, std::span<float> out) const;
+
+  CopyBytes* copy_;
   std::vector<Run> runs_;
   size_t end_ = 0;
 };

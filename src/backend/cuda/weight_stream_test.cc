@@ -66,6 +66,42 @@ TEST(WeightStream, HasTheCodesOfMatricesOneAfterTheOther) {
   }
 }
 
+// Pieces that lie anywhere, of other nibbles and of BF16 scales, by way of the copy that was given.
+TEST(WeightStream, CopiesAsItWasToldTo) {
+  static size_t copied = 0;
+  copied = 0;
+  const QuantTensor tensor = random_tensor(find_scheme("w4a16_g32").value().weight, 40, 2048, 5);
+  const std::vector<uint16_t> scales = [&] {
+    std::vector<uint16_t> halves;
+    for (const float scale : tensor.scales.as<float>()) {
+      halves.push_back(f32_to_bf16(scale));
+    }
+    return halves;
+  }();
+  QuantView view = view_of(tensor);
+  view.nibbles = {.reordered = true, .signed_code = true};
+  view.scales = reinterpret_cast<const std::byte*>(scales.data());
+  view.scale_type = DType::kBF16;
+  WeightStream stream([](const std::byte* from, size_t count, std::byte* to) {
+    copied += count;
+    std::memcpy(to, from, count);
+  });
+  stream.add(view, WeightField::kCodes);
+  const size_t codes = stream.bytes();
+  stream.add(view, WeightField::kScales);
+  std::vector<std::byte> want(stream.bytes());
+  view.copy_codes(0, static_cast<int64_t>(codes), want.data());
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const float scale = bf16_to_f32(scales[i]);
+    std::memcpy(want.data() + codes + 4 * i, &scale, 4);
+  }
+  for (const size_t piece : {size_t{100}, size_t{4096}, want.size()}) {
+    copied = 0;
+    EXPECT_EQ(written(stream, piece), want) << piece;
+    EXPECT_EQ(copied, codes + 2 * scales.size()) << piece;
+  }
+}
+
 TEST(WeightStream, WidensNumbers) {
   for (const char* name : {"w4a16_g32", "w4a16_g32_asym"}) {
     const WeightFormat format = find_scheme(name).value().weight;
