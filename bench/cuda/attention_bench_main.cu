@@ -73,7 +73,8 @@ struct Format {
 constexpr Format kFormats[] = {
     {KvCode::kBf16, "bf16"}, {KvCode::kBf16, "shared", AttentionForm::kShared},
     {KvCode::kFp8, "fp8"},   {KvCode::kInt8, "int8"},
-    {KvCode::kInt4, "int4"}, {KvCode::kInt4Static, "int4_static"}};
+    {KvCode::kInt4, "int4"}, {KvCode::kInt4Page, "int4_page"},
+    {KvCode::kInt4Static, "int4_static"}};
 
 struct Problem {
   AttentionShape shape;
@@ -81,6 +82,8 @@ struct Problem {
   int layers = 0;
   uint8_t* pages = nullptr;
   size_t layer_bytes = 0;
+  uint16_t* residual = nullptr;
+  size_t layer_residual = 0;  // numbers
   uint16_t* qkv = nullptr;
   uint16_t* out = nullptr;
   void* plan = nullptr;
@@ -124,6 +127,12 @@ Problem make_problem(const Format& format, int sequences, int q_len, int kv_len)
   fill_kernel<<<1024, 256>>>(reinterpret_cast<uint16_t*>(p.pages),
                              p.layer_bytes * static_cast<size_t>(p.layers) / 2, code,
                              kv_tile_bytes(code, kDim), 2 * kv_tile_rows_bytes(code, kDim));
+  if (kv_has_residual(code)) {
+    p.layer_residual = table.size() * static_cast<size_t>(page_size * kKvHeads * kDim);
+    const size_t count = p.layer_residual * static_cast<size_t>(p.layers);
+    p.residual = allocate<uint16_t>(count);
+    fill_kernel<<<1024, 256>>>(p.residual, count, KvCode::kBf16, 1, 1);
+  }
   const size_t rows = static_cast<size_t>(p.step.rows);
   p.qkv = allocate<uint16_t>(rows * (kHeads + 2 * kKvHeads) * kDim);
   fill_kernel<<<256, 256>>>(p.qkv, rows * (kHeads + 2 * kKvHeads) * kDim, KvCode::kBf16, 1, 1);
@@ -141,6 +150,7 @@ void release(const Problem& p) {
                              p.step.kv_len,
                              p.step.page_table,
                              p.pages,
+                             p.residual,
                              p.step.row_position,
                              p.step.row_sequence,
                              p.qkv,
@@ -155,12 +165,18 @@ void release(const Problem& p) {
 
 void run_layer(const Problem& p, int layer, bool append, bool prefill, const LaunchContext& on) {
   uint8_t* pages = p.pages + static_cast<size_t>(layer % p.layers) * p.layer_bytes;
+  const ResidualKeys residual{
+      p.residual == nullptr
+          ? nullptr
+          : p.residual + static_cast<size_t>(layer % p.layers) * p.layer_residual,
+      p.step.page_table};
   const int64_t stride = (kHeads + 2 * kKvHeads) * kDim;
   if (append) {
     RopeAppendLaunch args;
     args.shape = p.shape;
     args.step = p.step;
     args.pages = pages;
+    args.residual = residual;
     args.qkv = p.qkv;
     args.qkv_stride = stride;
     args.inv_freq = p.inv_freq;
@@ -172,6 +188,7 @@ void run_layer(const Problem& p, int layer, bool append, bool prefill, const Lau
   args.step = p.step;
   args.plan = p.plan;
   args.pages = pages;
+  args.residual = residual;
   args.q = p.qkv;
   args.q_stride = stride;
   args.out = p.out;
@@ -203,7 +220,7 @@ void bench_decode() {
   constexpr int kShapes[][2] = {{1, 1024},   {32, 4096}, {64, 8192},
                                 {1, 131072}, {1, 8192},  {8, 4096}};
   std::printf("decode, %d query and %d KV heads x %d\n", kHeads, kKvHeads, kDim);
-  std::printf("%-6s %5s %7s %9s %7s %6s %8s %12s\n", "kv", "batch", "length", "us", "TB/s", "%",
+  std::printf("%-11s %5s %7s %9s %7s %6s %8s %12s\n", "kv", "batch", "length", "us", "TB/s", "%",
               "vs bf16", "with append");
   for (const auto& [batch, length] : kShapes) {
     double bf16 = 0.0;
@@ -214,7 +231,7 @@ void bench_decode() {
       const double bytes = static_cast<double>(batch) * length * kKvHeads *
                            kv_tile_bytes(format.code, kDim) / kv_tile_tokens(format.code);
       bf16 = bf16 == 0.0 ? us : bf16;
-      std::printf("%-6s %5d %7d %9.2f %7.3f %5.1f%% %8.2f %12.2f\n", format.name, batch, length, us,
+      std::printf("%-11s %5d %7d %9.2f %7.3f %5.1f%% %8.2f %12.2f\n", format.name, batch, length, us,
                   bytes / us * 1e-6, bytes / us * 1e8 / kReadCeiling, bf16 / us, with_append);
       release(p);
     }
@@ -224,7 +241,7 @@ void bench_decode() {
 void bench_prefill() {
   constexpr int kShapes[][3] = {
       {1, 8192, 8192}, {8, 1024, 1024}, {16, 512, 512}, {64, 128, 128}, {1, 2048, 16384}};
-  std::printf("prefill\n%-6s %5s %7s %7s %9s %7s %10s\n", "kv", "batch", "rows", "length", "us",
+  std::printf("prefill\n%-11s %5s %7s %7s %9s %7s %10s\n", "kv", "batch", "rows", "length", "us",
               "TFLOPS", "append us");
   for (const auto& [batch, rows, length] : kShapes) {
     for (const Format& format : kFormats) {
@@ -233,7 +250,7 @@ void bench_prefill() {
       const double both = time_graph(p, 3, true, true);
       const double pairs = static_cast<double>(rows) * length - 0.5 * rows * (rows - 1.0);
       const double flops = 4.0 * kDim * kHeads * pairs * batch;
-      std::printf("%-6s %5d %7d %7d %9.1f %7.1f %10.1f\n", format.name, batch, rows, length, us,
+      std::printf("%-11s %5d %7d %7d %9.1f %7.1f %10.1f\n", format.name, batch, rows, length, us,
                   flops / us * 1e-6, both - us);
       release(p);
     }

@@ -265,6 +265,39 @@ class Answers(Case):
                         self.assertLessEqual(len(found.gaps), 1)
                     self.assertLessEqual(max(found.gaps, default=0), 0.1)
 
+    def test_proposals_change_no_sampled_text(self):
+        # A token takes the random number of its place in its answer, with proposals or without. So
+        # answers part only where attention adds values in another order and two tokens' sampled
+        # scores are as good as equal.
+        prompt = "Lily had a red ball. Lily had a blue ball. Lily had"
+        model = self.folder / "w4a8"
+        self.assertEqual(nibble("quantize", MODEL, model, "--scheme", "w4a8").returncode, 0)
+
+        def texts(server):
+            answers = (server.complete(prompt=prompt, max_tokens=48, temperature=0.8, seed=seed,
+                                       ignore_eos=True) for seed in range(64))
+            return [json.loads(body)["choices"][0]["text"] for _, body in answers]
+
+        configs = ({"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 3,
+                    "prompt_lookup_min": 1},
+                   {"method": "draft_model", "num_speculative_tokens": 4, "model": str(model)})
+        with self.serving("--device", "cuda", model=model) as server:
+            plain = texts(server)
+        self.assertGreater(len(set(plain)), 60)
+        for config in configs:
+            with self.serving("--device", "cuda", "--speculative-config", json.dumps(config),
+                              model=model) as server:
+                ahead = texts(server)
+                metrics = server.get("/metrics")[1]
+            parted = sum(one != other for one, other in zip(plain, ahead))
+            proposed, accepted = (float(re.search(
+                rf"^vllm:spec_decode_num_{kind}_tokens_total\S* (\S+)$", metrics,
+                re.MULTILINE)[1]) for kind in ("draft", "accepted"))
+            print(f"\n  {config['method']}: {parted} of {len(plain)} sampled answers part, "
+                  f"{accepted:.0f} of {proposed:.0f} proposed tokens right", file=sys.stderr)
+            self.assertGreater(accepted, 0)
+            self.assertLessEqual(parted, len(plain) // 8)
+
     def test_answers_of_a_form_run_beside_others(self):
         model = self.folder / "w4a8"  # texts do not depend on the batch
         self.assertEqual(nibble("quantize", MODEL, model, "--scheme", "w4a8").returncode, 0)

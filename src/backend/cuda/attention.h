@@ -29,6 +29,13 @@ struct AttentionShape {
 /// weights cost more than they are worth where attention is long.
 inline constexpr int32_t kSharedPrefill = 512;
 
+/// Of a format with a residual (kv_has_residual()): the keys as they are of a layer's groups that
+/// are not full, in pages [kv_heads][page_size, head_dim] of bf16.
+struct ResidualKeys {
+  void* pages = nullptr;
+  const int32_t* page_table = nullptr;  // as that of the step, in the residual's pool
+};
+
 /// A step, in device memory. The host's `sequences` and `rows` are upper bounds (a graph's bucket):
 /// sequences past the real ones have kv_len 0 and q_begin[s] = q_begin[s+1], rows past the real
 /// ones row_sequence -1. The arrays, and what the cache held before the step, must have been
@@ -48,7 +55,7 @@ struct StepMetadata {
 };
 
 /// Ok when there are kernels for the shape on the current device: head_dim 64, 128 or 256; pages of
-/// whole tiles; bf16, fp8, int8, int4 or int4_static.
+/// whole tiles; all formats but f32.
 [[nodiscard]] Status check_attention(const AttentionShape& shape);
 
 /// How a step's work is cut into equal shares. Made on the device once per step and shape (layers
@@ -62,11 +69,12 @@ cudaError_t plan_attention(const AttentionShape& shape,
                            const LaunchContext& context);
 
 /// q and k of each row are normalised (if asked), rotated; q stays in place, k and v go to the
-/// cache.
+/// cache. Of a format with a residual, keys are coded when their group is full.
 struct RopeAppendLaunch {
   AttentionShape shape;
   StepMetadata step;
   void* pages = nullptr;  // of the layer, page_bytes() each
+  ResidualKeys residual;
   void* qkv = nullptr;    // [rows, (heads + 2 kv_heads) * head_dim] bf16: q, k, v
   int64_t qkv_stride = 0;
   const float* inv_freq = nullptr;  // [head_dim/2]; pairs are (i, i + head_dim/2)
@@ -100,6 +108,7 @@ struct AttentionLaunch {
   StepMetadata step;
   const void* plan = nullptr;   // plan_attention's, of this step and shape
   const void* pages = nullptr;  // of the layer
+  ResidualKeys residual;
   const void* q = nullptr;      // [rows, heads * head_dim] bf16, rotated; 16-byte aligned rows
   int64_t q_stride = 0;
   void* out = nullptr;  // [rows, heads * head_dim] bf16

@@ -24,6 +24,7 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
                                     .form = args.form},
                           .step = steps_.buffers_.metadata(args.kv.pool),
                           .pages = args.kv.pages,
+                          .residual = residual_of(args.kv),
                           .qkv = args.qkv.data,
                           .qkv_stride = args.stride,
                           .inv_freq = args.inv_freq,
@@ -68,6 +69,7 @@ void CudaStep::attention(const AttentionArgs& args) {
                                .step = steps_.buffers_.metadata(args.kv.pool),
                                .plan = plan,
                                .pages = args.kv.pages,
+                               .residual = residual_of(args.kv),
                                .q = args.q.data,
                                .q_stride = args.q_stride,
                                .out = args.out.data,
@@ -100,6 +102,12 @@ void CudaStep::attention(const AttentionArgs& args) {
     must(prefill_attention(launch, context), "attention");
   }
   turn_back(launch);
+}
+
+ResidualKeys CudaStep::residual_of(const KvView& kv) const {
+  return kv_has_residual(kv.code)
+             ? ResidualKeys{kv.residual, steps_.buffers_.metadata(kv.residual_pool).page_table}
+             : ResidualKeys();
 }
 
 void CudaStep::turn_back(const AttentionLaunch& launch) const {

@@ -33,6 +33,7 @@ class CudaStep final : public Step {
   void finish() const;
 
  private:
+  [[nodiscard]] ResidualKeys residual_of(const KvView& kv) const;
   void turn_back(const AttentionLaunch& launch) const;
   void attend_latent(const AttentionArgs& args);
   /// Whether latent attention has sequences of several rows that are not expanded.

@@ -16,7 +16,10 @@ namespace nibble::cuda {
 /// int8 codes are stored plus 128. Parameters are fp16 per token and head: int8 {scale}, value =
 /// (code - 128) * scale; int4 {scale, offset}, value = code * scale + offset; int4_static
 /// has none, as KvBasis has its steps, value = (code - 8) * step; K's, then V's, in the
-/// order of kv_parameter_index. fp8 is e4m3 with one scale per layer and none per token, as vLLM
+/// order of kv_parameter_index. int4_page has {scale, offset} of V per token and head, and of K per
+/// channel of the tile, whose tokens are one group: all scales, then all offsets, in the order of
+/// kv_channel_index. Its keys in BF16 are in pages of their own, [page][kv_head][page_size,
+/// head_dim] as ops/kv.h has them. fp8 is e4m3 with one scale per layer and none per token, as vLLM
 /// and SGLang keep it: values past 448 times the scale are clipped. The scales are those of the
 /// layer's KvScales.
 struct KvLayout {
@@ -32,9 +35,10 @@ struct KvLayout {
 /// The page size to use.
 [[nodiscard]] constexpr int32_t preferred_page_size(KvCode /*code*/) { return 64; }
 
-/// fp16 parameters per token and head of K, as many of V.
+/// fp16 parameters per token and head of V; as many of K, per token and head or per channel.
 [[nodiscard]] constexpr int32_t kv_parameters(KvCode code) {
-  return static_cast<int32_t>(kv_row_params(code));
+  return kv_has_residual(code) ? kv_format(code).parameters
+                               : static_cast<int32_t>(kv_row_params(code));
 }
 
 /// Bytes of the K rows of a tile, as many of the V rows.
@@ -42,8 +46,17 @@ struct KvLayout {
   return kv_tile_tokens(code) * static_cast<int32_t>(kv_row_bytes(code, head_dim));
 }
 
+/// Bytes of K's parameters of a tile, and of V's.
+[[nodiscard]] constexpr int32_t kv_key_parameter_bytes(KvCode code, int32_t head_dim) {
+  return 2 * kv_parameters(code) * (kv_has_residual(code) ? head_dim : kv_tile_tokens(code));
+}
+[[nodiscard]] constexpr int32_t kv_value_parameter_bytes(KvCode code) {
+  return 2 * kv_parameters(code) * kv_tile_tokens(code);
+}
+
 [[nodiscard]] constexpr int32_t kv_tile_bytes(KvCode code, int32_t head_dim) {
-  return 2 * (kv_tile_rows_bytes(code, head_dim) + 2 * kv_tile_tokens(code) * kv_parameters(code));
+  return 2 * kv_tile_rows_bytes(code, head_dim) + kv_key_parameter_bytes(code, head_dim) +
+         kv_value_parameter_bytes(code);
 }
 
 [[nodiscard]] constexpr int64_t page_bytes(const KvLayout& kv) {
@@ -63,5 +76,12 @@ struct KvLayout {
 [[nodiscard]] constexpr int32_t kv_parameter_index(KvCode code, int32_t token) {
   return token % 8 * (kv_tile_tokens(code) / 8) + token / 8;
 }
+
+/// Which scale (or offset) of a tile belongs to channel d of K: those that a lane multiplies
+/// neighbouring words by are neighbours (KvTile::key_dim), channels d and d + 4 of each 32 in turn.
+[[nodiscard]] constexpr int32_t kv_channel_index(int32_t d) {
+  return d / 8 * 8 + d % 4 * 2 + d / 4 % 2;
+}
+static_assert(kv_tile_tokens(KvCode::kInt4Page) == kChannelTokens);
 
 }  // namespace nibble::cuda

@@ -46,6 +46,13 @@ class AttentionCheck final {
     NIBBLE_ASSIGN_OR_RETURN(
         pages_,
         allocate_zeroed(static_cast<size_t>(page_bytes(shape_.kv) * kPageCount), "the self-test"));
+    const auto kept = static_cast<size_t>(kv_has_residual(shape_.kv.code) ? kPageCount : 0);
+    NIBBLE_ASSIGN_OR_RETURN(
+        residual_, allocate_zeroed(kept * static_cast<size_t>(shape_.kv.page_size) *
+                                           static_cast<size_t>(shape_.kv.kv_heads) *
+                                           static_cast<size_t>(shape_.kv.head_dim) * 2 +
+                                       1,
+                                   "the self-test"));
     NIBBLE_ASSIGN_OR_RETURN(workspace_,
                             allocate_zeroed(attention_workspace_bytes(shape_) + 1, "attention"));
     NIBBLE_RETURN_IF_ERROR(step(0, tokens_ - kDecoded, INT32_MAX));
@@ -89,9 +96,11 @@ class AttentionCheck final {
     uint16_t* qkv = device_qkv_.as<uint16_t>() + first * stride_;
     const int64_t width = static_cast<int64_t>(shape_.heads) * shape_.kv.head_dim;
     const LaunchContext context{.stream = stream_, .overlap = false};
+    const ResidualKeys residual{residual_.as<void>(), metadata.page_table};
     const RopeAppendLaunch append{.shape = shape_,
                                   .step = metadata,
                                   .pages = pages_.as<void>(),
+                                  .residual = residual,
                                   .qkv = qkv,
                                   .qkv_stride = stride_,
                                   .inv_freq = device_inv_freq_.as<float>(),
@@ -100,6 +109,7 @@ class AttentionCheck final {
                                  .step = metadata,
                                  .plan = plan.as<void>(),
                                  .pages = pages_.as<void>(),
+                                 .residual = residual,
                                  .q = qkv,
                                  .q_stride = stride_,
                                  .out = out_.as<uint16_t>() + first * width,
@@ -162,7 +172,7 @@ class AttentionCheck final {
   std::vector<uint16_t> qkv_;  // [tokens, stride] before rotation
   std::vector<float> inv_freq_;
   KvBasis basis_;
-  DeviceBuffer device_qkv_, device_inv_freq_, out_, pages_, workspace_, steps_;
+  DeviceBuffer device_qkv_, device_inv_freq_, out_, pages_, residual_, workspace_, steps_;
 };
 
 }  // namespace

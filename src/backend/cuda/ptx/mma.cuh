@@ -88,4 +88,11 @@ __device__ __forceinline__ uint32_t narrow_e4m3(float a, float b) {
   return result;
 }
 
+/// Products of two fp16 numbers each.
+__device__ __forceinline__ uint32_t multiply_f16x2(uint32_t a, uint32_t b) {
+  uint32_t products = 0;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+  return products;
+}
+
 }  // namespace nibble::cuda::ptx

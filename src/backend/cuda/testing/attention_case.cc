@@ -45,6 +45,16 @@ AttentionCase::AttentionCase(const AttentionShape& the_shape,
   page_table_ = std::make_unique<DeviceArray<int32_t>>(host_table_);
   pages_ = std::make_unique<DeviceArray<uint8_t>>(static_cast<size_t>(page_bytes(kv)) *
                                                   (order.size() + 1));
+  const auto last = static_cast<int32_t>(order.size());
+  host_residual_table_ = host_table_;
+  for (int32_t& page : host_residual_table_) {
+    page = page < 0 ? page : last - page;
+  }
+  residual_table_ = std::make_unique<DeviceArray<int32_t>>(host_residual_table_);
+  residual_ = std::make_unique<DeviceArray<uint16_t>>(
+      kv_has_residual(kv.code)
+          ? static_cast<size_t>(int64_t{last} * kv.kv_heads * kv.page_size * kv.head_dim)
+          : 0);
 
   std::vector<CaseSequence> all = sequences;
   for (CaseSequence& sequence : all) {
@@ -147,6 +157,7 @@ void AttentionCase::change_lengths(std::vector<CaseSequence> changed) {
   copy(*step_.position, *arrays.position);
   copy(*step_.sequence, *arrays.sequence);
   spoil_unread_pages();
+  spoil_unread_residual();
 }
 
 RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t* rows) {
@@ -154,6 +165,7 @@ RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t
   append.shape = shape;
   append.step = step;
   append.pages = pages_->data();
+  append.residual = {residual_->data(), residual_table_->data()};
   append.qkv = rows;
   append.qkv_stride = int64_t{shape.heads + 2 * shape.kv.kv_heads} * shape.kv.head_dim;
   append.inv_freq = inv_freq->data();
@@ -196,6 +208,42 @@ void AttentionCase::fill_cache() {
   q = std::make_unique<DeviceArray<uint16_t>>(queries);
   read_cache();
   spoil_unread_pages();
+  spoil_unread_residual();
+}
+
+void AttentionCase::append_in_steps(const std::vector<int32_t>& counts) {
+  int32_t done = 0;
+  for (const int32_t count : counts) {
+    const Arrays arrays = upload({{.q_len = count, .kv_len = done + count}}, 1);
+    const StepMetadata step = arrays.view(page_table_, stride_);
+    const int64_t width = int64_t{shape.heads + 2 * shape.kv.kv_heads} * shape.kv.head_dim;
+    const RopeAppendLaunch append = append_launch(step, device_qkv->data() + done * width);
+    ASSERT_EQ(rope_append(append, {nullptr, true}), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    done += count;
+  }
+  read_cache();
+}
+
+// Keys as they are of groups in front of the step's rows, whose pages are others' by then.
+void AttentionCase::spoil_unread_residual() {
+  if (!kv_has_residual(shape.kv.code)) {
+    return;
+  }
+  std::vector<uint16_t> residual(host_residual_.size(), 0xffff);
+  const auto dim = static_cast<size_t>(shape.kv.head_dim);
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const int32_t first = sequences[s].kv_len - sequences[s].q_len;
+    for (auto token = static_cast<int32_t>(first / kChannelTokens * kChannelTokens);
+         token < sequences[s].kv_len; ++token) {
+      for (int32_t head = 0; head < shape.kv.kv_heads; ++head) {
+        const size_t at = residual_place(static_cast<int32_t>(s), token, head);
+        std::copy_n(host_residual_.begin() + static_cast<std::ptrdiff_t>(at), dim,
+                    residual.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+    }
+  }
+  ASSERT_TRUE(copy_to_device(residual_->data(), residual.data(), residual_->bytes()).ok());
 }
 
 // Pages that the window has left behind are others' in a server.
@@ -230,6 +278,7 @@ AttentionLaunch AttentionCase::attention_launch() const {
   launch.step = step();
   launch.plan = plan_->data();
   launch.pages = pages_->data();
+  launch.residual = {residual_->data(), residual_table_->data()};
   launch.q = q->data();
   launch.q_stride = int64_t{shape.heads} * shape.kv.head_dim;
   launch.out = out->data();
@@ -301,11 +350,29 @@ AttentionCase::CachePlace AttentionCase::place(
   const int32_t inside = slot % tile_tokens;
   const int64_t rows = tile + (value ? kv_tile_rows_bytes(kv.code, kv.head_dim) : 0);
   const auto row_bytes = static_cast<int32_t>(kv_row_bytes(kv.code, kv.head_dim));
-  const int64_t parameters = tile + 2 * kv_tile_rows_bytes(kv.code, kv.head_dim) +
-                             (value ? 2 * tile_tokens * kv_parameters(kv.code) : 0) +
-                             2 * kv_parameters(kv.code) * kv_parameter_index(kv.code, inside);
+  int64_t parameters = tile + 2 * kv_tile_rows_bytes(kv.code, kv.head_dim);
+  if (value || !kv_has_residual(kv.code)) {
+    parameters += (value ? kv_key_parameter_bytes(kv.code, kv.head_dim) : 0) +
+                  2 * kv_parameters(kv.code) * kv_parameter_index(kv.code, inside);
+  }
   return {.row = static_cast<size_t>(rows + kv_row_offset(row_bytes, inside, byte)),
           .parameters = static_cast<size_t>(parameters)};
+}
+
+size_t AttentionCase::residual_place(int32_t sequence, int32_t token, int32_t head) const {
+  const KvLayout& kv = shape.kv;
+  const int64_t page =
+      host_residual_table_[static_cast<size_t>(sequence * stride_ + token / kv.page_size)];
+  return static_cast<size_t>(
+      ((page * kv.kv_heads + head) * kv.page_size + token % kv.page_size) * kv.head_dim);
+}
+
+double AttentionCase::residual_key(int32_t sequence,
+                                   int32_t token,
+                                   int32_t head,
+                                   int32_t d) const {
+  return bf16_to_f32(
+      host_residual_[residual_place(sequence, token, head) + static_cast<size_t>(d)]);
 }
 
 double AttentionCase::cached(
@@ -318,7 +385,13 @@ double AttentionCase::cached(
   const uint8_t* parameters = host_pages_.data() + where.parameters;
   uint16_t half[2] = {};
   std::memcpy(half, parameters, static_cast<size_t>(2 * kv_parameters(kv.code)));
+  if (kv_has_residual(kv.code) && !value) {
+    const uint8_t* const own = parameters + 2 * kv_channel_index(d);
+    std::memcpy(&half[0], own, 2);
+    std::memcpy(&half[1], own + 2 * kv.head_dim, 2);
+  }
   switch (kv.code) {
+    case KvCode::kInt4Page:
     case KvCode::kInt4:
       return ((*at >> (d % 2 * 4)) & 15) * static_cast<double>(f16_to_f32(half[0])) +
              f16_to_f32(half[1]);
@@ -365,10 +438,13 @@ std::vector<double> AttentionCase::expected() const {
         std::vector<double> scores;
         for (int32_t t = first; t <= last; ++t) {
           const double* key = cache[0].data() + int64_t{kv_head * kv_len + t} * kv.head_dim;
+          const bool as_it_is =
+              kv_has_residual(kv.code) && t / kChannelTokens == last / kChannelTokens;
           double dot = 0.0;
           for (int32_t d = 0; d < kv.head_dim; ++d) {
             const auto at = static_cast<size_t>(row * width + head * kv.head_dim + d);
-            dot += bf16_to_f32(queries[at]) * key[d];
+            dot += bf16_to_f32(queries[at]) *
+                   (as_it_is ? residual_key(static_cast<int32_t>(s), t, kv_head, d) : key[d]);
           }
           scores.push_back(dot * shape.scale);
           top = std::max(top, scores.back());

@@ -39,6 +39,8 @@ class AttentionCase final {
 
   /// Puts all tokens' k and v into the cache and takes over the step's rotated q.
   void fill_cache();
+  /// The same of a case of one sequence, so many tokens at a time.
+  void append_in_steps(const std::vector<int32_t>& counts);
   /// append_decode_attention() of the step, whose tokens are not in the cache before, and must be
   /// as fill_cache() left them after it.
   void run_appending(const LaunchContext& context);
@@ -52,7 +54,12 @@ class AttentionCase final {
   /// Element of the cache as the device holds it; of int4_static in steps.
   [[nodiscard]] double cached(
       int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const;
-  void read_cache() { host_pages_ = pages_->host(); }
+  /// Number of a key as it is, where the format has a residual.
+  [[nodiscard]] double residual_key(int32_t sequence, int32_t token, int32_t head, int32_t d) const;
+  void read_cache() {
+    host_pages_ = pages_->host();
+    host_residual_ = residual_->host();
+  }
   void spoil_unread_pages();
 
   AttentionShape shape;
@@ -90,6 +97,8 @@ class AttentionCase final {
   };
   [[nodiscard]] CachePlace place(
       int32_t sequence, int32_t token, int32_t head, bool value, int32_t byte) const;
+  [[nodiscard]] size_t residual_place(int32_t sequence, int32_t token, int32_t head) const;
+  void spoil_unread_residual();
   static Arrays upload(const std::vector<CaseSequence>& sequences, int32_t padding);
 
   Arrays all_, step_;
@@ -99,6 +108,11 @@ class AttentionCase final {
   std::unique_ptr<DeviceArray<int32_t>> page_table_;
   std::unique_ptr<DeviceArray<uint8_t>> pages_;
   std::vector<uint8_t> host_pages_;
+  // Of the residual: pages with other numbers than those of the same tokens.
+  std::vector<int32_t> host_residual_table_;
+  std::unique_ptr<DeviceArray<int32_t>> residual_table_;
+  std::unique_ptr<DeviceArray<uint16_t>> residual_;
+  std::vector<uint16_t> host_residual_;
   std::unique_ptr<DeviceArray<uint8_t>> plan_, all_plan_, workspace_;
   std::unique_ptr<DeviceArray<float>> device_steps_;
   std::unique_ptr<DeviceArray<float>> frequencies_;  // of the rows, where RoPE is dynamic

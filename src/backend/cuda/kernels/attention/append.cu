@@ -11,6 +11,19 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kManyRows = 128;  // from here on a warp does several heads of a row
 
+/// The key of a position as it is.
+template <int kDim>
+__device__ __forceinline__ uint16_t* residual_keys(const AppendArgs& args,
+                                                   int32_t sequence,
+                                                   int32_t position,
+                                                   int kv_head) {
+  const int32_t page =
+      args.residual_table[sequence * args.page_table_stride + position / args.page_size];
+  return args.residual +
+         ((int64_t{page} * args.kv_heads + kv_head) * args.page_size + position % args.page_size) *
+             kDim;
+}
+
 template <KvCode kCode, int kDim>
 __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs args) {
   ptx::allow_successor();  // attention fetches what earlier steps wrote meanwhile
@@ -71,14 +84,86 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
       }
     }
     if (is_query) {
-      store_query<kDim>(x, at, lane);
+      store_bf16<kDim>(x, at, lane);
       continue;
+    }
+    if constexpr (kv_has_residual(kCode)) {
+      if (!is_value) {
+        store_bf16<kDim>(x, residual_keys<kDim>(args, sequence, position, kv_head), lane);
+        continue;
+      }
     }
     uint8_t* const tile = args.pages + page * args.page_bytes +
                           int64_t{kv_head * tiles + slot / kTokens} * kTileBytes;
     store_head<kCode, kDim>(x, is_value ? args.v_factor : args.k_factor, slot % kTokens, lane,
                             {head_place<kCode, kDim>(tile, is_value)});
   }
+}
+
+/// Codes the keys of the groups that the step's rows fill: a block for each row and KV head, of
+/// which those of a group's last token have work. Four neighbouring threads share a channel.
+template <KvCode kCode, int kDim>
+__global__ __launch_bounds__(4 * kDim) void close_groups_kernel(const AppendArgs args) {
+  constexpr int kTokens = kv_tile_tokens(kCode);
+  constexpr int kEach = kTokens / 4;
+  constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
+  ptx::allow_successor();
+  const auto row = static_cast<int>(blockIdx.x);
+  const int32_t sequence = args.row_sequence[row];
+  const int32_t position = args.row_position[row];
+  ptx::wait_for_predecessor();
+  if (sequence < 0 || position % kTokens != kTokens - 1) {
+    return;
+  }
+  const auto kv_head = static_cast<int>(blockIdx.y);
+  const int d = static_cast<int>(threadIdx.x) / 4;
+  const int first = static_cast<int>(threadIdx.x) % 4 * kEach;  // of this thread's tokens
+  const uint16_t* const keys =
+      residual_keys<kDim>(args, sequence, position - (kTokens - 1), kv_head) + d;
+  float x[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    x[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(keys + (first + i) * kDim)) << 16);
+  }
+  const __half2 line = fit_line<kTokens>(x, FourLanes());
+  const float factor = scale_of(line) > 0.0F ? 1.0F / scale_of(line) : 0.0F;
+  const int32_t page =
+      args.page_table[sequence * args.page_table_stride + position / args.page_size];
+  const int32_t tiles = args.page_size / kTokens;
+  uint8_t* const tile =
+      args.pages + page * args.page_bytes +
+      int64_t{kv_head * tiles + position % args.page_size / kTokens} * kv_tile_bytes(kCode, kDim);
+  const HeadPlace place = head_place<kCode, kDim>(tile, false);
+  if (first == 0) {
+    auto* const scales = reinterpret_cast<__half*>(place.parameters);
+    scales[kv_channel_index(d)] = __low2half(line);
+    scales[kDim + kv_channel_index(d)] = __high2half(line);
+  }
+  // Eight channels of a token, of every fourth lane, are a word.
+  const uint64_t codes = KvForm<kCode>::codes(x, factor, offset_of(line));
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    uint32_t word = static_cast<uint32_t>(codes >> (4 * i) & 15U) << (d % 8 * 4);
+    word |= __shfl_xor_sync(~0U, word, 4);
+    word |= __shfl_xor_sync(~0U, word, 8);
+    word |= __shfl_xor_sync(~0U, word, 16);
+    if (d % 8 == i % 8) {
+      store_bytes<4>(place.rows + kv_row_offset(kRow, first + i, d / 8 * 4), word);
+    }
+  }
+}
+
+template <KvCode kCode, int kDim>
+cudaError_t launch_append_kernel(const AppendArgs& args,
+                                 const Grid& grid,
+                                 const LaunchContext& context) {
+  const cudaError_t status = launch(append_kernel<kCode, kDim>, grid, context, args);
+  if constexpr (kv_has_residual(kCode)) {
+    const Grid groups{dim3(grid.blocks.x, static_cast<unsigned>(args.kv_heads)), 4 * kDim, 0};
+    return status != cudaSuccess ? status
+                                 : launch(close_groups_kernel<kCode, kDim>, groups, context, args);
+  }
+  return status;
 }
 
 template <KvCode kCode>
@@ -91,11 +176,11 @@ cudaError_t launch_append(const AppendArgs& args,
   const Grid grid{dim3(static_cast<unsigned>(rows), static_cast<unsigned>(groups)), 32 * kWarps, 0};
   switch (head_dim) {
     case 64:
-      return launch(append_kernel<kCode, 64>, grid, context, args);
+      return launch_append_kernel<kCode, 64>(args, grid, context);
     case 128:
-      return launch(append_kernel<kCode, 128>, grid, context, args);
+      return launch_append_kernel<kCode, 128>(args, grid, context);
     case 256:
-      return launch(append_kernel<kCode, 256>, grid, context, args);
+      return launch_append_kernel<kCode, 256>(args, grid, context);
     default:
       return cudaErrorInvalidValue;
   }
@@ -114,6 +199,8 @@ AppendArgs append_args(const RopeAppendLaunch& launch) {
   out.page_table_stride = launch.step.page_table_stride;
   out.pages = static_cast<uint8_t*>(launch.pages);
   out.page_bytes = page_bytes(kv);
+  out.residual = static_cast<uint16_t*>(launch.residual.pages);
+  out.residual_table = launch.residual.page_table;
   out.page_size = kv.page_size;
   out.heads = launch.shape.heads;
   out.kv_heads = kv.kv_heads;

@@ -21,6 +21,8 @@ struct AppendArgs {
   int64_t page_table_stride;
   uint8_t* pages;
   int64_t page_bytes;
+  uint16_t* residual;  // ResidualKeys
+  const int32_t* residual_table;
   int32_t page_size;
   int32_t heads;
   int32_t kv_heads;
@@ -231,9 +233,9 @@ __device__ __forceinline__ void round_row(HeadValues<kDim>& x, int places) {
   }
 }
 
-/// Writes a head of q.
+/// Writes a head in bf16: of q, or of keys as they are.
 template <int kDim>
-__device__ __forceinline__ void store_query(const HeadValues<kDim>& x, uint16_t* to, int lane) {
+__device__ __forceinline__ void store_bf16(const HeadValues<kDim>& x, uint16_t* to, int lane) {
   constexpr int kEach = HeadValues<kDim>::kEach;
   if (lane < HeadValues<kDim>::kLanes) {
 #pragma unroll
@@ -270,7 +272,7 @@ struct HeadPlace {
 template <KvCode kCode, int kDim>
 __device__ __forceinline__ HeadPlace head_place(uint8_t* tile, bool is_value) {
   constexpr int kRows = kv_tile_rows_bytes(kCode, kDim);
-  constexpr int kParameters = 2 * kv_tile_tokens(kCode) * kv_parameters(kCode);
+  constexpr int kParameters = kv_key_parameter_bytes(kCode, kDim);
   return {tile + (is_value ? kRows : 0), tile + 2 * kRows + (is_value ? kParameters : 0)};
 }
 

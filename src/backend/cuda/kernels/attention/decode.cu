@@ -12,12 +12,13 @@ size_t partial_floats(const DecodeGrid& grid, int head_dim) {
 }
 
 /// Blocks of attention/decode_short.cuh, where it is worth it: its clusters run at the same time.
+/// It appends, and so cannot code a group of keys.
 int32_t short_blocks(const AttentionShape& shape, const StepMetadata& step) {
   constexpr int32_t kCluster = 8;
   const DecodeGrid grid = decode_grid(shape);
   const int64_t blocks = int64_t{step.sequences} * shape.kv.kv_heads * grid.groups * kCluster;
   const bool fits = step.longest <= kShortAttention && blocks <= grid.blocks && grid.columns == 8 &&
-                    shape.kv.head_dim <= 128;
+                    shape.kv.head_dim <= 128 && !kv_has_residual(shape.kv.code);
   return fits && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9
              ? static_cast<int32_t>(blocks)
              : 0;

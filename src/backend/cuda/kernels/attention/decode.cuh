@@ -85,7 +85,113 @@ struct DecodeQuery {
   }
 };
 
-/// scores [16-token group][n][i]: this lane's of the tile, masked outside of low..high-1.
+/// q in the steps of a tile's channels of K, and what the channels' offsets add to all scores of a
+/// column, in units of codes.
+template <typename Tile, int kColumns>
+struct ChannelQuery {
+  static constexpr int kTiles = kColumns / 8;
+  uint32_t b[Tile::kSteps][kTiles][2];
+  float offset[kTiles][4] = {};
+
+  __device__ __forceinline__ ChannelQuery(uint32_t parameters,
+                                          const DecodeQuery<Tile, kColumns>& query,
+                                          int t) {
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      const uint4 four = channel_words(parameters, chunk, t);
+      const uint4 apart = channel_words(parameters + 2 * Tile::kHeadDim, chunk, t);
+      const uint32_t scales[4] = {four.x, four.y, four.z, four.w};
+      const uint32_t offsets[4] = {apart.x, apart.y, apart.z, apart.w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int step = 2 * chunk + half;
+        const uint32_t even = offsets[2 * half], odd = offsets[2 * half + 1];
+        const uint32_t a[4] = {even, even, odd, odd};
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          const uint32_t(&q)[2] = query.b[step][n];
+          const uint32_t whole[2] = {q[0], ptx::multiply_f16x2(q[1], kSixteens)};
+          warp_mma<Tile>(offset[n], a, whole);
+          b[step][n][0] = ptx::multiply_f16x2(q[0], scales[2 * half]);
+          b[step][n][1] = ptx::multiply_f16x2(q[1], scales[2 * half + 1]);
+        }
+      }
+    }
+#pragma unroll
+    for (float(&sums)[4] : offset) {
+#pragma unroll
+      for (float& sum : sums) {
+        sum *= Tile::kCodeUnit;
+      }
+    }
+  }
+};
+
+/// Scores as tile_scores() has them of a tile's keys as they are.
+///   keys  [kTokens, kHeadDim] bf16
+///   q     first of `heads` rows [kHeadDim] bf16
+template <typename Tile, int kColumns>
+__device__ __forceinline__ void residual_scores(
+    const uint16_t* keys,
+    const uint16_t* q,
+    int heads,
+    int lane,
+    float (&scores)[Tile::kTokens / 16][kColumns / 8][4]) {
+  constexpr int kGroups = Tile::kTokens / 16;
+  constexpr int kTiles = kColumns / 8;
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[group][n][i] = 0.0F;
+      }
+    }
+  }
+#pragma unroll 2
+  for (int chunk = 0; chunk < Tile::kHeadDim / 32; ++chunk) {
+    uint4 own[kTiles];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const int head = n * 8 + g;
+      own[n] = row_words(head < heads ? q + head * Tile::kHeadDim : nullptr, chunk, t);
+    }
+    uint4 rows[kGroups][2];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        rows[group][half] =
+            row_words(keys + (group * 16 + half * 8 + g) * Tile::kHeadDim, chunk, t);
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const uint4 low = rows[group][0], high = rows[group][1];
+      const uint32_t first[4] = {low.x, high.x, low.y, high.y};
+      const uint32_t second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        ptx::warp_mma_bf16(scores[group][n], first, {own[n].x, own[n].y});
+        ptx::warp_mma_bf16(scores[group][n], second, {own[n].z, own[n].w});
+      }
+    }
+  }
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (float& score : scores[group][n]) {
+        score *= Tile::kCodeUnit;
+      }
+    }
+  }
+}
+
+/// scores [16-token group][n][i]: this lane's of the tile.
 template <typename Tile, int kColumns>
 __device__ __forceinline__ void tile_scores(uint32_t tile,
                                             const DecodeQuery<Tile, kColumns>& query,
@@ -94,6 +200,13 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
                                             float (&scores)[Tile::kTokens / 16][kColumns / 8][4]) {
   constexpr int kGroups = Tile::kTokens / 16;
   constexpr int kTiles = kColumns / 8;
+  const auto channels = [&] {
+    if constexpr (Tile::kChannelKeys) {
+      return ChannelQuery<Tile, kColumns>(tile + 2 * Tile::kRowsBytes, query, lane % 4);
+    } else {
+      return 0;
+    }
+  }();
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     float second[kTiles][4] = {};  // a chain of its own for odd steps where there is one group
@@ -101,7 +214,11 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        scores[group][n][i] = Tile::kStatic ? -kStaticMiddle * query.sum[n][i % 2] : 0.0F;
+        if constexpr (Tile::kChannelKeys) {
+          scores[group][n][i] = channels.offset[n][i];
+        } else {
+          scores[group][n][i] = Tile::kStatic ? -kStaticMiddle * query.sum[n][i % 2] : 0.0F;
+        }
       }
     }
     uint32_t words[2][Tile::kChunks];
@@ -117,8 +234,12 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        warp_mma<Tile>(kGroups == 1 && step % 2 == 1 ? second[n] : scores[group][n], a,
-                       query.b[step][n]);
+        if constexpr (Tile::kChannelKeys) {
+          warp_mma<Tile>(scores[group][n], a, channels.b[step][n]);
+        } else {
+          warp_mma<Tile>(kGroups == 1 && step % 2 == 1 ? second[n] : scores[group][n], a,
+                         query.b[step][n]);
+        }
       }
     }
     if constexpr (kGroups == 1) {
@@ -131,7 +252,7 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
       }
     }
   }
-  if constexpr (Tile::kHasScale) {
+  if constexpr (Tile::kHasScale && !Tile::kChannelKeys) {
     TileParameters<Tile> parameters;
     parameters.load(tile + 2 * Tile::kRowsBytes, lane / 4);
 #pragma unroll
@@ -231,20 +352,19 @@ __device__ __forceinline__ void raise_tops(
   }
 }
 
-/// Adds a tile whose tokens low..high-1 are seen.
+/// Adds the values of a tile whose tokens low..high-1 are seen, by the tile's scores.
 template <typename Tile, int kColumns, AttentionForm kForm>
-__device__ __forceinline__ void add_tile(uint32_t tile,
-                                         int low,
-                                         int high,
-                                         const DecodeQuery<Tile, kColumns>& query,
-                                         const LaneOffsets& offsets,
-                                         float factor,
-                                         int lane,
-                                         DecodeState<Tile, kColumns>& state) {
+__device__ __forceinline__ void add_scored(
+    uint32_t tile,
+    int low,
+    int high,
+    float (&scores)[Tile::kTokens / 16][kColumns / 8][4],
+    const LaneOffsets& offsets,
+    float factor,
+    int lane,
+    DecodeState<Tile, kColumns>& state) {
   constexpr int kTiles = kColumns / 8;
   constexpr int kGroups = Tile::kTokens / 16;
-  float scores[kGroups][kTiles][4];
-  tile_scores<Tile, kColumns>(tile, query, offsets, lane, scores);
   if (low > 0 || high < Tile::kTokens) {
     mask_scores<Tile, kTiles>(scores, low, high, lane / 4);
     clear_unused<Tile>(tile, low, high, lane);
@@ -311,6 +431,21 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
       }
     }
   }
+}
+
+/// Adds a tile whose tokens low..high-1 are seen.
+template <typename Tile, int kColumns, AttentionForm kForm>
+__device__ __forceinline__ void add_tile(uint32_t tile,
+                                         int low,
+                                         int high,
+                                         const DecodeQuery<Tile, kColumns>& query,
+                                         const LaneOffsets& offsets,
+                                         float factor,
+                                         int lane,
+                                         DecodeState<Tile, kColumns>& state) {
+  float scores[Tile::kTokens / 16][kColumns / 8][4];
+  tile_scores<Tile, kColumns>(tile, query, offsets, lane, scores);
+  add_scored<Tile, kColumns, kForm>(tile, low, high, scores, offsets, factor, lane, state);
 }
 
 template <typename Tile, int kColumns>
@@ -454,8 +589,24 @@ __global__ __launch_bounds__(kDecodeThreads,
     for (int32_t i = (warp - (at - begin)) & (kDecodeWarps - 1); i < count; i += kDecodeWarps) {
       const int32_t token = (walker.at.tile + i) * Tile::kTokens;
       const uint32_t tile = ring.wait();
-      add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
-                                       lane, state);
+      bool coded = true;
+      if constexpr (Tile::kChannelKeys) {  // the query's own tile is read as it is
+        coded = walker.at.tile + i + 1 < walker.sequence.end_tile;
+        if (!coded) {
+          const uint16_t* const keys =
+              residual_tile<Tile>(args, walker.at.sequence, walker.at.tile + i, kv_head);
+          float scores[Tile::kTokens / 16][kColumns / 8][4];
+          residual_scores<Tile, kColumns>(keys, args.q + row * args.q_stride + column, heads, lane,
+                                          scores);
+          add_scored<Tile, kColumns, AttentionForm::kOwn>(tile, oldest - token, kv_len - token,
+                                                          scores, offsets, args.score_factor, lane,
+                                                          state);
+        }
+      }
+      if (coded) {
+        add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
+                                         lane, state);
+      }
       ring.release(args, lane);
     }
     store_state<Tile, kColumns>(state, heads, args.value_factor, lane, sums + warp * warp_sums,

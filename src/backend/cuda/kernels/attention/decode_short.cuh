@@ -171,7 +171,7 @@ struct FreshToken {
       if constexpr (Tile::kStatic) {
         multiply_by_steps<kDim>(x, args.basis.key_step, first / (args.heads / args.kv_heads), lane);
       }
-      store_query<kDim>(x, to + head * kDim, lane);
+      store_bf16<kDim>(x, to + head * kDim, lane);
     }
   }
   __device__ void load(const AppendArgs& args, int64_t row, int kv_head, int lane) {
@@ -368,11 +368,13 @@ cudaError_t launch_decode_either(const DecodeArgs& args,
                                  const DecodeGrid& grid,
                                  int head_dim,
                                  const LaunchContext& context) {
-  if (grid.short_blocks == 0) {
-    return launch_decode<kCode>(args, grid, head_dim, context);
+  if constexpr (!kv_has_residual(kCode)) {
+    if (grid.short_blocks > 0) {
+      return head_dim == 64 ? launch_decode_short_kernel<kCode, 64>(args, grid, context)
+                            : launch_decode_short_kernel<kCode, 128>(args, grid, context);
+    }
   }
-  return head_dim == 64 ? launch_decode_short_kernel<kCode, 64>(args, grid, context)
-                        : launch_decode_short_kernel<kCode, 128>(args, grid, context);
+  return launch_decode<kCode>(args, grid, head_dim, context);
 }
 
 }  // namespace nibble::cuda

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/attention/kv_forms.cuh"
+#include "backend/cuda/kernels/attention/plan.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 
 // From a tile of cached rows in shared memory to operands of m16n8k16. Eight rows of K or V, as
@@ -22,13 +23,14 @@ struct KvTile {
   static constexpr int kTokens = kv_tile_tokens(kCode);
   static constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
   static constexpr int kRowsBytes = kv_tile_rows_bytes(kCode, kDim);
-  static constexpr int kParameterBytes = 2 * kTokens * kv_parameters(kCode);  // of K; V's follow
+  static constexpr int kParameterBytes = kv_key_parameter_bytes(kCode, kDim);  // of K; V's follow
   static constexpr int kBytes = kv_tile_bytes(kCode, kDim);
   static constexpr int kChunks = kRow / 16;
   static constexpr int kPairs = 16 / kv_format(kCode).bits;
   static constexpr int kSteps = kDim / 16;
   static constexpr bool kBf16Operands = KvForm<kCode>::kBf16Operands;
   static constexpr bool kHasScale = kv_parameters(kCode) > 0;  // of each token
+  static constexpr bool kChannelKeys = kv_has_residual(kCode);  // but K's are of channels
   static constexpr bool kHasOffset = kv_parameters(kCode) == 2;
   static constexpr bool kBiased = kHasScale && !kHasOffset;  // codes are stored plus 128
   static constexpr bool kStatic = kv_format(kCode).per == KvParameters::kPerChannel;
@@ -208,6 +210,35 @@ struct TileParameters {
     return __half2float(__ushort_as_half(static_cast<uint16_t>(words[i] >> 16)));
   }
 };
+
+/// The keys as they are of a tile of a sequence, [kTokens, kDim] bf16.
+template <typename Tile>
+__device__ __forceinline__ const uint16_t* residual_tile(const PagedArgs& args,
+                                                         int32_t sequence,
+                                                         int32_t tile,
+                                                         int kv_head) {
+  const int32_t in_table = tile / args.tiles_per_page;
+  const int64_t page =
+      max(0, __ldg(args.residual_table + sequence * args.page_table_stride + in_table));
+  const int64_t head = page * args.kv_heads + kv_head;
+  return args.residual + (head * args.tiles_per_page + tile - in_table * args.tiles_per_page) *
+                             (Tile::kTokens * Tile::kHeadDim);
+}
+
+/// The scales or offsets, from `parameters` on, of the channels that a lane's words of chunk
+/// `chunk` of K stand for: those of pair p are register p.
+__device__ __forceinline__ uint4 channel_words(uint32_t parameters, int chunk, int t) {
+  return ptx::load_shared16(parameters + static_cast<uint32_t>(64 * chunk + 16 * t));
+}
+
+constexpr uint32_t kSixteens = 0x4c004c00U;  // of odd pairs q is a sixteenth
+
+/// Eight elements of a row of 32-element chunks, as both operands of m16n8k16 take them where lanes
+/// hold neighbouring elements: words 0 and 1 are of one step, 2 and 3 of the next.
+__device__ __forceinline__ uint4 row_words(const uint16_t* row, int chunk, int t) {
+  return row == nullptr ? make_uint4(0, 0, 0, 0)
+                        : __ldcg(reinterpret_cast<const uint4*>(row + 32 * chunk + 8 * t));
+}
 
 /// Zeroes what a tile holds outside of its tokens low..high-1 (V rows, or V's parameters): memory
 /// that was never written may hold NaN, which a weight of zero does not silence.

@@ -149,28 +149,49 @@ struct KvForm<KvCode::kInt8> {
   }
 };
 
+/// Who holds the numbers of a line: all lanes of a warp, or four neighbours.
+struct WarpLanes {
+  static __device__ __forceinline__ float sum(float value) { return sum_warp(value); }
+  static __device__ __forceinline__ float largest(float value) { return max_warp(value); }
+  static __device__ __forceinline__ uint32_t sum(uint32_t value) {
+    return __reduce_add_sync(~0U, value);
+  }
+};
+struct FourLanes {
+  static __device__ __forceinline__ float sum(float value) {
+    value += __shfl_xor_sync(~0U, value, 2);
+    return value + __shfl_xor_sync(~0U, value, 1);
+  }
+  static __device__ __forceinline__ float largest(float value) {
+    value = fmaxf(value, __shfl_xor_sync(~0U, value, 2));
+    return fmaxf(value, __shfl_xor_sync(~0U, value, 1));
+  }
+  static __device__ __forceinline__ uint32_t sum(uint32_t value) {
+    value += __shfl_xor_sync(~0U, value, 2);
+    return value + __shfl_xor_sync(~0U, value, 1);
+  }
+};
+
 /// The one of seven ranges, 1 to 0.7 of the whole, whose codes a line fits best: sums that depend
 /// on no other, where quant/kv_formats.h fits again and again. Codes are the nearest on the rounded
 /// line.
-template <int kDim>
-__device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
-  using Values = HeadValues<kDim>;
-  constexpr int kEach = Values::kEach;
+///   kCount  numbers of the line; a lane has the same share of them as the others of `lanes`
+///   holds   whether this lane has any; else its numbers are zeros
+template <int kCount, int kOwn, typename Lanes>
+__device__ __forceinline__ __half2 fit_line(const float (&x)[kOwn], Lanes lanes, bool holds = true) {
   constexpr int kRanges = 7;
-  const bool holds = lane < Values::kLanes;
   float own = 0.0F;
   float high = -INFINITY;
   float low = -INFINITY;  // of the negated values
 #pragma unroll
-  for (int i = 0; i < 2 * kEach; ++i) {
-    const float value = x.v[i / kEach][i % kEach];
-    own += value;
-    high = fmaxf(high, holds ? value : -INFINITY);
-    low = fmaxf(low, holds ? -value : -INFINITY);
+  for (int i = 0; i < kOwn; ++i) {
+    own += x[i];
+    high = fmaxf(high, holds ? x[i] : -INFINITY);
+    low = fmaxf(low, holds ? -x[i] : -INFINITY);
   }
-  const float mean = sum_warp(own) / kDim;
-  high = max_warp(high) - mean;
-  low = -max_warp(low) - mean;
+  const float mean = lanes.sum(own) / kCount;
+  high = lanes.largest(high) - mean;
+  low = -lanes.largest(low) - mean;
   // All ranges' sums first, so that their reductions overlap. Range r is 1 - r / 20 of the whole,
   // about its middle; codes come from the sum with 3 * 2^22, whose last bits they are.
   constexpr float kRound = 12582912.0F;
@@ -184,8 +205,8 @@ __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane)
     codes[range] = 0;
     product[range] = 0.0F;
 #pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      const float value = x.v[i / kEach][i % kEach] - mean;
+    for (int i = 0; i < kOwn; ++i) {
+      const float value = x[i] - mean;
       const float place = fmaf(value - middle, own_inverse, 7.5F);
       const float rounded = fminf(fmaxf(place, 0.0F), 15.0F) + kRound;
       const uint32_t integer = __float_as_uint(rounded) & 15U;
@@ -195,14 +216,11 @@ __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane)
   }
 #pragma unroll
   for (int range = 0; range < kRanges; ++range) {
-    codes[range] = __reduce_add_sync(~0U, codes[range]);
+    codes[range] = lanes.sum(codes[range]);
   }
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-    for (int range = 0; range < kRanges; ++range) {
-      product[range] += __shfl_xor_sync(~0U, product[range], step);
-    }
+  for (int range = 0; range < kRanges; ++range) {
+    product[range] = lanes.sum(product[range]);
   }
   float best_product = 0.0F;  // explained: product^2 / variance
   float best_variance = 1.0F;
@@ -210,7 +228,7 @@ __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane)
 #pragma unroll
   for (int range = 0; range < kRanges; ++range) {
     const float sum = static_cast<float>(codes[range] & 0xffffU);
-    const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kDim;
+    const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kCount;
     if (variance > 0.0F &&
         product[range] * product[range] * best_variance > best_product * best_product * variance) {
       best_product = product[range];
@@ -219,10 +237,22 @@ __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane)
     }
   }
   const float best_scale = best_product / best_variance;
-  const float best_code = best_sum / kDim;
+  const float best_code = best_sum / kCount;
   const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
   const float offset = mean - __half2float(scale) * best_code;
   return __halves2half2(scale, __float2half_rn(fminf(fmaxf(offset, -65504.0F), 65504.0F)));
+}
+
+/// The line of a head's numbers, over a warp.
+template <int kDim>
+__device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
+  constexpr int kEach = HeadValues<kDim>::kEach;
+  float own[2 * kEach];
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    own[i] = x.v[i / kEach][i % kEach];
+  }
+  return fit_line<kDim>(own, WarpLanes(), lane < HeadValues<kDim>::kLanes);
 }
 
 template <>
@@ -281,6 +311,23 @@ struct KvForm<KvCode::kInt4Static> : Int4Form {
       const uint32_t two = ((code.x >> (4 * i)) & 0x000f000fU) | 0x43004300U;  // 128 + code in bf16
       v[i] = __uint_as_float(two << 16) - (128.0F + kStaticMiddle);
       v[i + 4] = __uint_as_float(two & 0xffff0000U) - (128.0F + kStaticMiddle);
+    }
+  }
+};
+
+/// Values as those of int4; keys, which have lines of channels, are coded by groups.
+template <>
+struct KvForm<KvCode::kInt4Page> : Int4Form {
+  /// A channel's pairs (p, e) of a word's eight, of K: `scale` and `offset` are its numbers.
+  static __device__ __forceinline__ void widen_channels(uint32_t code,
+                                                        const float (&scale)[8],
+                                                        const float (&offset)[8],
+                                                        float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = ((code >> (4 * i)) & 0x000f000fU) | 0x43004300U;  // 128 + code in bf16
+      v[i] = fmaf(__uint_as_float(two << 16), scale[i], offset[i]);
+      v[i + 4] = fmaf(__uint_as_float(two & 0xffff0000U), scale[i + 4], offset[i + 4]);
     }
   }
 };

@@ -166,6 +166,7 @@ float score_factor(const AttentionShape& shape) {
   switch (kv_format(shape.kv.code).per) {
     case KvParameters::kPerTokenHead:  // codes stand as fp16 subnormals
     case KvParameters::kPerChannel:
+    case KvParameters::kPerChannelPage:
       return factor * 0x1p24F;
     case KvParameters::kPerTensor:
       return factor * shape.k_scale;
@@ -189,6 +190,8 @@ PagedArgs paged_args(const AttentionLaunch& launch) {
           .page_bytes = page_bytes(shape.kv),
           .page_table = launch.step.page_table,
           .page_table_stride = launch.step.page_table_stride,
+          .residual = static_cast<const uint16_t*>(launch.residual.pages),
+          .residual_table = launch.residual.page_table,
           .tiles_per_page = shape.kv.page_size / kv_tile_tokens(shape.kv.code),
           .kv_heads = shape.kv.kv_heads,
           .ratio = shape.heads / shape.kv.kv_heads,

@@ -65,6 +65,51 @@ __device__ __forceinline__ PrefillTask prefill_task(const PrefillArgs& args,
   return task;
 }
 
+/// A chunk that a block reads: by its codes, or, of a format with a residual, for the rows among
+/// its tokens by its keys as they are.
+struct PrefillPass {
+  int32_t chunk;
+  bool coded;
+};
+
+/// The passes of a task: all chunks in front of its last row's, then those of its rows; or all
+/// chunks, where no format has a residual.
+template <typename Tile>
+struct PrefillPasses {
+  int32_t first, coded, own, count;
+
+  __device__ __forceinline__ explicit PrefillPasses(const PrefillTask& task) {
+    first = task.first_chunk;
+    if constexpr (Tile::kChannelKeys) {
+      own = task.first_position / kPrefillChunk;
+      coded = task.end_chunk - 1 - first;
+      count = coded + task.end_chunk - own;
+    } else {
+      own = 0;
+      coded = count = task.end_chunk - first;
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ PrefillPass at(int32_t i) const {
+    return i < coded ? PrefillPass{first + i, true} : PrefillPass{own + i - coded, false};
+  }
+  /// Whether any of `rows` rows from `position` on may not see all tokens of the pass.
+  [[nodiscard]] __device__ __forceinline__ bool
+  masks(const PrefillPass& pass, int32_t position, int32_t rows, int32_t window) const {
+    const int32_t token = pass.chunk * kPrefillChunk;
+    const bool early = window > 0 && token <= position + rows - 1 - window;
+    const bool mixed = Tile::kChannelKeys && (!pass.coded || pass.chunk >= own);
+    return token + kPrefillChunk - 1 > position || early || mixed;
+  }
+  /// Whether the row at `position` sees the pass's key of `token`.
+  [[nodiscard]] __device__ __forceinline__ bool
+  sees(const PrefillPass& pass, int32_t position, int32_t token, int32_t window) const {
+    const int32_t back = position - token;
+    const bool own_group = Tile::kChannelKeys && position / kPrefillChunk == pass.chunk;
+    return back >= 0 && (window == 0 || back < window) &&
+           (!Tile::kChannelKeys || own_group != pass.coded);
+  }
+};
+
 /// Asks for a chunk's tiles; those past the sequence's end are not fetched.
 template <typename Tile>
 __device__ __forceinline__ void fetch_chunk(const PrefillArgs& args,
@@ -152,6 +197,81 @@ struct ColumnParameters {
   }
 };
 
+/// q in the steps of a chunk's channels of K, and what the channels' offsets add to a row's scores,
+/// in units of codes.
+template <typename Tile>
+struct ChannelRows {
+  uint32_t q[Tile::kSteps][4];
+  float offset[4] = {};
+
+  __device__ __forceinline__ ChannelRows(uint32_t parameters,
+                                         const uint32_t (&whole)[Tile::kSteps][4],
+                                         int t) {
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      const uint4 four = channel_words(parameters, chunk, t);
+      const uint4 apart = channel_words(parameters + 2 * Tile::kHeadDim, chunk, t);
+      const uint32_t scales[4] = {four.x, four.y, four.z, four.w};
+      const uint32_t offsets[4] = {apart.x, apart.y, apart.z, apart.w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int step = 2 * chunk + half;
+        uint32_t a[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          a[i] = i < 2 ? whole[step][i] : ptx::multiply_f16x2(whole[step][i], kSixteens);
+          q[step][i] = ptx::multiply_f16x2(whole[step][i], scales[2 * half + i / 2]);
+        }
+        warp_mma<Tile>(offset, a, {offsets[2 * half], offsets[2 * half + 1]});
+      }
+    }
+#pragma unroll
+    for (float& sum : offset) {
+      sum *= Tile::kCodeUnit;
+    }
+  }
+};
+
+/// Scores as chunk_scores() has them of a chunk's keys as they are.
+///   keys  [kPrefillChunk, kHeadDim] bf16
+///   q     the warp's rows, `rows` of them
+template <typename Tile>
+__device__ __forceinline__ void residual_chunk_scores(const uint16_t* keys,
+                                                      const uint16_t* q,
+                                                      int64_t stride,
+                                                      int rows,
+                                                      int lane,
+                                                      float (&scores)[kPrefillChunk / 8][4]) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (float(&four)[4] : scores) {
+#pragma unroll
+    for (float& score : four) {
+      score = 0.0F;
+    }
+  }
+#pragma unroll 1
+  for (int chunk = 0; chunk < Tile::kHeadDim / 32; ++chunk) {
+    const uint4 low = row_words(g < rows ? q + g * stride : nullptr, chunk, t);
+    const uint4 high = row_words(g + 8 < rows ? q + (g + 8) * stride : nullptr, chunk, t);
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y};
+    const uint32_t second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+      const uint4 key = row_words(keys + (i * 8 + g) * Tile::kHeadDim, chunk, t);
+      ptx::warp_mma_bf16(scores[i], first, {key.x, key.y});
+      ptx::warp_mma_bf16(scores[i], second, {key.z, key.w});
+    }
+  }
+#pragma unroll
+  for (float(&four)[4] : scores) {
+#pragma unroll
+    for (float& score : four) {
+      score *= Tile::kCodeUnit;
+    }
+  }
+}
+
 /// scores [token / 8][i] = q KT of a chunk.
 template <typename Tile>
 __device__ __forceinline__ void chunk_scores(uint32_t slot,
@@ -159,11 +279,22 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
                                              const LaneOffsets& offsets,
                                              int lane,
                                              float (&scores)[kChunkColumns][4]) {
+  const auto channels = [&] {
+    if constexpr (Tile::kChannelKeys) {
+      return ChannelRows<Tile>(slot + 2 * Tile::kRowsBytes, state.q, lane % 4);
+    } else {
+      return 0;
+    }
+  }();
 #pragma unroll
   for (int i = 0; i < kChunkColumns; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      scores[i][j] = Tile::kStatic ? -kStaticMiddle * state.q_sum[j / 2] : 0.0F;
+      if constexpr (Tile::kChannelKeys) {
+        scores[i][j] = channels.offset[j];
+      } else {
+        scores[i][j] = Tile::kStatic ? -kStaticMiddle * state.q_sum[j / 2] : 0.0F;
+      }
     }
   }
 #pragma unroll
@@ -184,11 +315,15 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
           b[i] = KvForm<Tile::kFormat>::key_pair(words[half][pair / Tile::kPairs],
                                                  pair % Tile::kPairs);
         }
-        warp_mma<Tile>(scores[2 * group + half], state.q[step], b);
+        if constexpr (Tile::kChannelKeys) {
+          warp_mma<Tile>(scores[2 * group + half], channels.q[step], b);
+        } else {
+          warp_mma<Tile>(scores[2 * group + half], state.q[step], b);
+        }
       }
     }
   }
-  if constexpr (Tile::kHasScale) {
+  if constexpr (Tile::kHasScale && !Tile::kChannelKeys) {
 #pragma unroll
     for (int tile = 0; tile < kPrefillChunk / Tile::kTokens; ++tile) {
       ColumnParameters<Tile> parameters;
@@ -213,7 +348,10 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
 
 /// Masks what rows at positions `position` and `position` + 8 do not see; `token` is the chunk's
 /// first plus this lane's column.
+template <typename Tile>
 __device__ __forceinline__ void mask_chunk(float (&scores)[kChunkColumns][4],
+                                           const PrefillPasses<Tile>& passes,
+                                           const PrefillPass& pass,
                                            int position,
                                            int token,
                                            int window) {
@@ -221,8 +359,7 @@ __device__ __forceinline__ void mask_chunk(float (&scores)[kChunkColumns][4],
   for (int i = 0; i < kChunkColumns; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int back = position + j / 2 * 8 - (token + i * 8 + j % 2);
-      const bool seen = back >= 0 && (window == 0 || back < window);
+      const bool seen = passes.sees(pass, position + j / 2 * 8, token + i * 8 + j % 2, window);
       scores[i][j] = seen ? scores[i][j] : -INFINITY;
     }
   }
@@ -413,7 +550,8 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
   }
   __syncthreads();
   const PrefillTask task = prefill_task(args, index, static_cast<int32_t>(blockIdx.y));
-  fetch_chunk<Tile>(args, task, task.first_chunk, slots, full);
+  const PrefillPasses<Tile> passes(task);
+  fetch_chunk<Tile>(args, task, passes.at(0).chunk, slots, full);
 #if __CUDA_ARCH__ < 900
   ptx::copy_commit();
 #endif
@@ -425,12 +563,13 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
   PrefillState<Tile> state;
   load_rows<Tile>(state, args.q + row * args.q_stride + head_column, args.q_stride, rows, lane);
   const LaneOffsets offsets = lane_offsets<Tile>(lane);
-  for (int32_t chunk = task.first_chunk; chunk < task.end_chunk; ++chunk) {
-    const auto done = static_cast<uint32_t>(chunk - task.first_chunk);
+  for (int32_t i = 0; i < passes.count; ++i) {
+    const PrefillPass pass = passes.at(i);
+    const auto done = static_cast<uint32_t>(i);
     const uint32_t slot = slots + done % kPrefillStages * kSlot;
-    if (chunk + 1 < task.end_chunk) {
+    if (i + 1 < passes.count) {
       const uint32_t next = (done + 1) % kPrefillStages;
-      fetch_chunk<Tile>(args, task, chunk + 1, slots + next * kSlot, full + 8 * next);
+      fetch_chunk<Tile>(args, task, passes.at(i + 1).chunk, slots + next * kSlot, full + 8 * next);
     }
 #if __CUDA_ARCH__ >= 900
     ptx::barrier_wait(full + 8 * (done % kPrefillStages), done / kPrefillStages % 2);
@@ -439,21 +578,27 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
     ptx::copy_wait<1>();
     __syncthreads();
 #endif
-    const int32_t token = chunk * kPrefillChunk;
+    const int32_t token = pass.chunk * kPrefillChunk;
     if (token + kPrefillChunk > task.known) {
-      for (int i = warp; i < kTiles; i += kPrefillWarps) {
-        const int32_t first = token + i * Tile::kTokens;
-        clear_unused<Tile>(slot + static_cast<uint32_t>(i * Tile::kBytes), 0, task.known - first,
-                           lane);
+      for (int tile = warp; tile < kTiles; tile += kPrefillWarps) {
+        const int32_t first = token + tile * Tile::kTokens;
+        clear_unused<Tile>(slot + static_cast<uint32_t>(tile * Tile::kBytes), 0,
+                           task.known - first, lane);
       }
       __syncthreads();
     }
     if (rows > 0 && token <= position + 15) {
       float scores[kChunkColumns][4];
-      chunk_scores<Tile>(slot, state, offsets, lane, scores);
-      const bool early = args.window > 0 && token <= position + 15 - args.window;
-      if (token + kPrefillChunk - 1 > position || early) {
-        mask_chunk(scores, position + lane / 4, token + lane % 4 * 2, args.window);
+      if (pass.coded) {
+        chunk_scores<Tile>(slot, state, offsets, lane, scores);
+      } else if constexpr (Tile::kChannelKeys) {
+        residual_chunk_scores<Tile>(
+            residual_tile<Tile>(args, task.sequence, pass.chunk, task.kv_head),
+            args.q + row * args.q_stride + head_column, args.q_stride, rows, lane, scores);
+      }
+      if (passes.masks(pass, position, 16, args.window)) {
+        mask_chunk<Tile>(scores, passes, pass, position + lane / 4, token + lane % 4 * 2,
+                         args.window);
       }
       weigh_chunk<Tile, kForm>(scores, args.score_factor, state);
       add_values<Tile>(slot, scores, offsets, lane, state);

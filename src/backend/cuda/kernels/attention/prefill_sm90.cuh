@@ -136,6 +136,82 @@ __device__ __forceinline__ uint4 widen(uint2 code, uint32_t parameters) {
                     ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
 }
 
+/// Keys of a chunk, as they are, to where wgmma reads them: the share of one of two warps. What is
+/// behind the last token is masked.
+///   keys  [kPrefillChunk, kHeadDim] bf16
+template <typename Tile>
+__device__ __forceinline__ void copy_keys(const uint16_t* keys,
+                                          uint32_t slot,
+                                          int warp,
+                                          int lane) {
+  constexpr int kUnits = Tile::kHeadDim / 8;
+  using Chunk = Sm90Chunk<Tile::kHeadDim>;
+#pragma unroll 8
+  for (int i = warp * 32 + lane; i < kPrefillChunk * kUnits; i += 64) {
+    const int token = i / kUnits, unit = i % kUnits;
+    const uint4 word =
+        __ldcg(reinterpret_cast<const uint4*>(keys + token * Tile::kHeadDim + unit * 8));
+    ptx::store_shared16(slot + static_cast<uint32_t>(token / 8) * Chunk::kGroup +
+                            static_cast<uint32_t>(kv_row_offset(2 * Tile::kHeadDim, token % 8,
+                                                                unit * 16)),
+                        word);
+  }
+}
+
+/// The lines of the eight channels that a lane widens, of a code plus 128.
+struct ChannelLines {
+  float scale[8];
+  float offset[8];
+
+  template <typename Tile>
+  static __device__ __forceinline__ ChannelLines load(uint32_t parameters, int unit) {
+    const uint4 four = channel_words(parameters, unit / 4, unit % 4);
+    const uint4 apart = channel_words(parameters + 2 * Tile::kHeadDim, unit / 4, unit % 4);
+    const uint32_t scales[4] = {four.x, four.y, four.z, four.w};
+    const uint32_t offsets[4] = {apart.x, apart.y, apart.z, apart.w};
+    ChannelLines lines;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const auto number = [&](uint32_t two) {
+          return __half2float(__ushort_as_half(static_cast<uint16_t>(two >> (16 * e))));
+        };
+        lines.scale[i + 4 * e] = number(scales[i]);
+        lines.offset[i + 4 * e] = fmaf(-128.0F, number(scales[i]), number(offsets[i]));
+      }
+    }
+    return lines;
+  }
+};
+
+/// Widens 32 tokens of the keys of a chunk whose lines are of channels, as widen_rows() does.
+template <typename Tile>
+__device__ __forceinline__ void widen_channels(
+    uint32_t raw, uint32_t slot, int warp, int known, int lane) {
+  using Chunk = Sm90Chunk<Tile::kHeadDim>;
+  constexpr int kUnits = Tile::kHeadDim / 8;
+  constexpr int kPhases = 8 * kUnits / 32;
+  const int unit = lane % kUnits;
+  const ChannelLines lines = ChannelLines::load<Tile>(raw + 2 * Tile::kRowsBytes, unit);
+#pragma unroll
+  for (int i = 0; i < 4 * kPhases; ++i) {
+    const int token = i % kPhases * (32 / kUnits) + lane / kUnits;  // of the 8
+    const int group = warp * 4 + i / kPhases;
+    const uint32_t code =
+        ptx::load_shared4(raw + static_cast<uint32_t>(group * 8 * Tile::kRow +
+                                                      kv_row_offset(Tile::kRow, token, unit * 4)));
+    float v[8];
+    KvForm<Tile::kFormat>::widen_channels(code, lines.scale, lines.offset, v);
+    const uint4 wide = make_uint4(ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
+                                  ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
+    ptx::store_shared16(slot + static_cast<uint32_t>(group) * Chunk::kGroup +
+                            static_cast<uint32_t>(kv_row_offset(2 * Tile::kHeadDim, token,
+                                                                unit * 16)),
+                        group * 8 + token < known ? wide : make_uint4(0, 0, 0, 0));
+  }
+}
+
 /// Widens 32 tokens of K or of V of a chunk: the share of one of four warps. Tokens from `known` on
 /// become zero.
 template <typename Tile>
@@ -208,18 +284,18 @@ __device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
   using Chunk = Sm90Chunk<Tile::kHeadDim>;
   constexpr uint32_t kRaw = kPrefillChunk / Tile::kTokens * Tile::kBytes;
   const uint32_t raw = slots + kSm90Stages * Chunk::kBytes;
-  const int32_t count = task.end_chunk - task.first_chunk;
+  const PrefillPasses<Tile> passes(task);
   const auto fetch = [&](int32_t i) {
-    if (warp == 0 && i < count) {
+    if (warp == 0 && i < passes.count) {
       const auto at = static_cast<uint32_t>(i % kSm90RawSlots);
-      fetch_raw<Tile>(args, task, task.first_chunk + i, raw + at * kRaw, barriers.raw + 8 * at,
-                      lane);
+      fetch_raw<Tile>(args, task, passes.at(i).chunk, raw + at * kRaw, barriers.raw + 8 * at, lane);
     }
   };
   for (int32_t i = 0; i < kSm90RawSlots - 1; ++i) {
     fetch(i);
   }
-  for (int32_t i = 0; i < count; ++i) {
+  for (int32_t i = 0; i < passes.count; ++i) {
+    const PrefillPass pass = passes.at(i);
     const auto stage = static_cast<uint32_t>(i % kSm90Stages);
     const auto at = static_cast<uint32_t>(i % kSm90RawSlots);
     ptx::group_sync(1, 128);  // chunk i - 1 has been read: its slot is free
@@ -228,8 +304,20 @@ __device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
     if (i >= kSm90Stages) {
       ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
     }
-    widen_rows<Tile>(raw + at * kRaw, slots + stage * Chunk::kBytes, warp,
-                     task.known - (task.first_chunk + i) * kPrefillChunk, lane);
+    const uint32_t from = raw + at * kRaw, to = slots + stage * Chunk::kBytes;
+    const int32_t known = task.known - pass.chunk * kPrefillChunk;
+    if constexpr (Tile::kChannelKeys) {
+      if (warp >= 2) {
+        widen_rows<Tile>(from, to, warp, known, lane);
+      } else if (pass.coded) {
+        widen_channels<Tile>(from, to, warp, known, lane);
+      } else {
+        copy_keys<Tile>(residual_tile<Tile>(args, task.sequence, pass.chunk, task.kv_head), to, warp,
+                        lane);
+      }
+    } else {
+      widen_rows<Tile>(from, to, warp, known, lane);
+    }
     ptx::fence_shared_to_async();
     ptx::warp_arrive(barriers.full + 8 * stage);
   }
@@ -395,20 +483,23 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
     q[i / 4][i % 4] = row < task.rows ? __ldcg(reinterpret_cast<const unsigned*>(args.q + at)) : 0U;
   }
   // Chunks past this warpgroup's last row are the block's last: nobody waits for their slots.
+  const PrefillPasses<Tile> passes(task);
   const int32_t last_row = min(task.rows, (group + 1) * 64) - 1;
-  const int32_t count =
-      min(task.end_chunk, (task.first_position + last_row) / kPrefillChunk + 1) - task.first_chunk;
+  const int32_t last_chunk = (task.first_position + last_row) / kPrefillChunk;
+  const int32_t count = Tile::kChannelKeys
+                            ? passes.count
+                            : min(passes.count, last_chunk + 1 - task.first_chunk);
   const int32_t first_own = task.first_position + group * 64;
   const auto mask = [&](float(&scores)[kPrefillChunk / 2], int32_t i) {
-    const int32_t token = (task.first_chunk + i) * kPrefillChunk;
-    const bool early = args.window > 0 && token <= first_own + 63 - args.window;
-    if (token + kPrefillChunk - 1 <= first_own && !early) {
+    const PrefillPass pass = passes.at(i);
+    if (!passes.masks(pass, first_own, 64, args.window)) {
       return;
     }
+    const int32_t token = pass.chunk * kPrefillChunk + lane % 4 * 2;
 #pragma unroll
     for (int e = 0; e < kPrefillChunk / 2; ++e) {
-      const int back = position + (e >> 1 & 1) * 8 - (token + e / 4 * 8 + lane % 4 * 2 + e % 2);
-      const bool seen = back >= 0 && (args.window == 0 || back < args.window);
+      const bool seen = passes.sees(pass, position + (e >> 1 & 1) * 8, token + e / 4 * 8 + e % 2,
+                                    args.window);
       scores[e] = seen ? scores[e] : -INFINITY;
     }
   };
