@@ -217,8 +217,8 @@ double time_graph(const Problem& p, int launches, bool append, bool prefill) {
 }
 
 void bench_decode() {
-  constexpr int kShapes[][2] = {{1, 1024},   {32, 4096}, {64, 8192},
-                                {1, 131072}, {1, 8192},  {8, 4096}};
+  constexpr int kShapes[][2] = {{1, 1024},   {32, 4096}, {64, 8192}, {1, 131072},
+                                {1, 8192},   {8, 4096},  {32, 4097}, {64, 8193}};
   std::printf("decode, %d query and %d KV heads x %d\n", kHeads, kKvHeads, kDim);
   std::printf("%-11s %5s %7s %9s %7s %6s %8s %12s\n", "kv", "batch", "length", "us", "TB/s", "%",
               "vs bf16", "with append");
@@ -227,7 +227,7 @@ void bench_decode() {
     for (const Format& format : kFormats) {
       const Problem p = make_problem(format, batch, 1, length);
       const double us = time_graph(p, 24, false, false);
-      const double with_append = time_graph(p, 24, true, false);
+      const double with_append = time_graph(p, 24, true, false);  // of int4_page: all groups fill
       const double bytes = static_cast<double>(batch) * length * kKvHeads *
                            kv_tile_bytes(format.code, kDim) / kv_tile_tokens(format.code);
       bf16 = bf16 == 0.0 ? us : bf16;

@@ -30,7 +30,7 @@ struct AttentionShape {
 inline constexpr int32_t kSharedPrefill = 512;
 
 /// Of a format with a residual (kv_has_residual()): the keys as they are of a layer's groups that
-/// are not full, in pages [kv_heads][page_size, head_dim] of bf16.
+/// are not full, in pages of bf16 (kv_residual_offset() says where a key's bytes are).
 struct ResidualKeys {
   void* pages = nullptr;
   const int32_t* page_table = nullptr;  // as that of the step, in the residual's pool

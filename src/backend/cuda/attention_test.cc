@@ -222,6 +222,21 @@ TEST(PrefillAttention, EveryFormatAndHeadDim) {
   }
 }
 
+// Rows read keys of their own group as they are and earlier ones by codes, whatever groups share a
+// block.
+TEST(PrefillAttention, RowsOfSeveralGroups) {
+  NIBBLE_NEEDS_GPU();
+  for (const int dim : {64, 128, 256}) {
+    for (const int window : {0, 100}) {
+      for (const int page : {64, 128}) {
+        AttentionShape shape = shape_of(KvCode::kInt4Page, 4, 2, dim, page);
+        shape.sliding_window = window;
+        check_case(shape, {{128, 128}, {128, 160}, {129, 193}, {300, 420}, {64, 127}, {66, 129}});
+      }
+    }
+  }
+}
+
 TEST(PrefillAttention, WindowAndPageSizes) {
   NIBBLE_NEEDS_GPU();
   for (const KvCode code : kCodes) {
@@ -674,6 +689,9 @@ TEST(RopeAppend, DynamicRopeOfShortDecodes) {
   }
   for (const KvCode code : kCodes) {
     for (const int dim : {64, 128}) {
+      if (kv_has_residual(code)) {
+        continue;  // such kernels cannot code a group
+      }
       AttentionCase test(shape_of(code, 8, 2, dim),
                          {{1, 30, 20}, {1, 41, 40}, {1, 90, 20}, {1, 257, 200}, {1, 700, 1}}, 5);
       test.longest = kShortAttention;

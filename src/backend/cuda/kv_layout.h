@@ -18,8 +18,8 @@ namespace nibble::cuda {
 /// has none, as KvBasis has its steps, value = (code - 8) * step; K's, then V's, in the
 /// order of kv_parameter_index. int4_page has {scale, offset} of V per token and head, and of K per
 /// channel of the tile, whose tokens are one group: all scales, then all offsets, in the order of
-/// kv_channel_index. Its keys in BF16 are in pages of their own, [page][kv_head][page_size,
-/// head_dim] as ops/kv.h has them. fp8 is e4m3 with one scale per layer and none per token, as vLLM
+/// kv_channel_index. Its keys in BF16 are in pages of their own, [page][kv_head][group of 64
+/// tokens], rows of a group as those of K of four bf16 tiles. fp8 is e4m3 with one scale per layer and none per token, as vLLM
 /// and SGLang keep it: values past 448 times the scale are clipped. The scales are those of the
 /// layer's KvScales.
 struct KvLayout {
@@ -70,6 +70,11 @@ struct KvLayout {
   const int32_t line = (token % 8) * width + byte % width;  // within 8 rows of a column
   const int32_t swizzled = line ^ ((line >> 3) & 0x70);
   return (token / 8) * 8 * row_bytes + (byte / width) * 8 * width + swizzled;
+}
+
+/// Where byte `byte` of the key of `slot` lies in a KV head of a page of the residual.
+[[nodiscard]] constexpr int64_t kv_residual_offset(int32_t head_dim, int32_t slot, int32_t byte) {
+  return int64_t{slot / 8} * 16 * head_dim + kv_row_offset(2 * head_dim, slot % 8, byte);
 }
 
 /// Which of the tile's parameter sets belongs to a token: those of tokens 8 apart are neighbours.

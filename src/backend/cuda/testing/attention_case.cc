@@ -231,15 +231,14 @@ void AttentionCase::spoil_unread_residual() {
     return;
   }
   std::vector<uint16_t> residual(host_residual_.size(), 0xffff);
-  const auto dim = static_cast<size_t>(shape.kv.head_dim);
   for (size_t s = 0; s < sequences.size(); ++s) {
     const int32_t first = sequences[s].kv_len - sequences[s].q_len;
     for (auto token = static_cast<int32_t>(first / kChannelTokens * kChannelTokens);
          token < sequences[s].kv_len; ++token) {
-      for (int32_t head = 0; head < shape.kv.kv_heads; ++head) {
-        const size_t at = residual_place(static_cast<int32_t>(s), token, head);
-        std::copy_n(host_residual_.begin() + static_cast<std::ptrdiff_t>(at), dim,
-                    residual.begin() + static_cast<std::ptrdiff_t>(at));
+      for (int32_t i = 0; i < shape.kv.kv_heads * shape.kv.head_dim; ++i) {
+        const size_t at = residual_place(static_cast<int32_t>(s), token, i / shape.kv.head_dim,
+                                         i % shape.kv.head_dim);
+        residual[at] = host_residual_[at];
       }
     }
   }
@@ -359,20 +358,22 @@ AttentionCase::CachePlace AttentionCase::place(
           .parameters = static_cast<size_t>(parameters)};
 }
 
-size_t AttentionCase::residual_place(int32_t sequence, int32_t token, int32_t head) const {
+size_t AttentionCase::residual_place(int32_t sequence,
+                                     int32_t token,
+                                     int32_t head,
+                                     int32_t d) const {
   const KvLayout& kv = shape.kv;
   const int64_t page =
       host_residual_table_[static_cast<size_t>(sequence * stride_ + token / kv.page_size)];
-  return static_cast<size_t>(
-      ((page * kv.kv_heads + head) * kv.page_size + token % kv.page_size) * kv.head_dim);
+  return static_cast<size_t>((page * kv.kv_heads + head) * kv.page_size * kv.head_dim +
+                             kv_residual_offset(kv.head_dim, token % kv.page_size, 2 * d) / 2);
 }
 
 double AttentionCase::residual_key(int32_t sequence,
                                    int32_t token,
                                    int32_t head,
                                    int32_t d) const {
-  return bf16_to_f32(
-      host_residual_[residual_place(sequence, token, head) + static_cast<size_t>(d)]);
+  return bf16_to_f32(host_residual_[residual_place(sequence, token, head, d)]);
 }
 
 double AttentionCase::cached(

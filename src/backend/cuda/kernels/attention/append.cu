@@ -11,17 +11,16 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kManyRows = 128;  // from here on a warp does several heads of a row
 
-/// The key of a position as it is.
+/// The keys as they are of a position's page.
 template <int kDim>
-__device__ __forceinline__ uint16_t* residual_keys(const AppendArgs& args,
-                                                   int32_t sequence,
-                                                   int32_t position,
-                                                   int kv_head) {
+__device__ __forceinline__ uint8_t* residual_keys(const AppendArgs& args,
+                                                  int32_t sequence,
+                                                  int32_t position,
+                                                  int kv_head) {
   const int32_t page =
       args.residual_table[sequence * args.page_table_stride + position / args.page_size];
-  return args.residual +
-         ((int64_t{page} * args.kv_heads + kv_head) * args.page_size + position % args.page_size) *
-             kDim;
+  return reinterpret_cast<uint8_t*>(args.residual) +
+         (int64_t{page} * args.kv_heads + kv_head) * args.page_size * (2 * kDim);
 }
 
 template <KvCode kCode, int kDim>
@@ -84,12 +83,16 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
       }
     }
     if (is_query) {
-      store_bf16<kDim>(x, at, lane);
+      store_query<kDim>(x, at, lane);
       continue;
     }
     if constexpr (kv_has_residual(kCode)) {
       if (!is_value) {
-        store_bf16<kDim>(x, residual_keys<kDim>(args, sequence, position, kv_head), lane);
+        uint8_t* const keys = residual_keys<kDim>(args, sequence, position, kv_head);
+        write_pairs<kDim>(x, lane, [&](int d, uint32_t two) {
+          const int64_t to = kv_residual_offset(kDim, position % args.page_size, 2 * d);
+          *reinterpret_cast<uint32_t*>(keys + to) = two;
+        });
         continue;
       }
     }
@@ -100,10 +103,13 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
   }
 }
 
-/// Codes the keys of the groups that the step's rows fill: a block for each row and KV head, of
-/// which those of a group's last token have work. Four neighbouring threads share a channel.
+constexpr int kClosedChannels = 32;  // of a block, which is small so that many share a group
+
+/// Codes the keys of the groups that the step's rows fill: a block for each row, KV head and
+/// kClosedChannels, of which those of a group's last token have work. Four neighbouring threads
+/// share a channel.
 template <KvCode kCode, int kDim>
-__global__ __launch_bounds__(4 * kDim) void close_groups_kernel(const AppendArgs args) {
+__global__ __launch_bounds__(4 * kClosedChannels) void close_groups_kernel(const AppendArgs args) {
   constexpr int kTokens = kv_tile_tokens(kCode);
   constexpr int kEach = kTokens / 4;
   constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
@@ -116,14 +122,16 @@ __global__ __launch_bounds__(4 * kDim) void close_groups_kernel(const AppendArgs
     return;
   }
   const auto kv_head = static_cast<int>(blockIdx.y);
-  const int d = static_cast<int>(threadIdx.x) / 4;
+  const int d = static_cast<int>(blockIdx.z) * kClosedChannels + static_cast<int>(threadIdx.x) / 4;
   const int first = static_cast<int>(threadIdx.x) % 4 * kEach;  // of this thread's tokens
-  const uint16_t* const keys =
-      residual_keys<kDim>(args, sequence, position - (kTokens - 1), kv_head) + d;
+  const uint8_t* const keys = residual_keys<kDim>(args, sequence, position, kv_head);
+  const int slot = position % args.page_size - (kTokens - 1) + first;
   float x[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    x[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(keys + (first + i) * kDim)) << 16);
+    const auto* const key =
+        reinterpret_cast<const uint16_t*>(keys + kv_residual_offset(kDim, slot + i, 2 * d));
+    x[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(key)) << 16);
   }
   const __half2 line = fit_line<kTokens>(x, FourLanes());
   const float factor = scale_of(line) > 0.0F ? 1.0F / scale_of(line) : 0.0F;
@@ -159,7 +167,9 @@ cudaError_t launch_append_kernel(const AppendArgs& args,
                                  const LaunchContext& context) {
   const cudaError_t status = launch(append_kernel<kCode, kDim>, grid, context, args);
   if constexpr (kv_has_residual(kCode)) {
-    const Grid groups{dim3(grid.blocks.x, static_cast<unsigned>(args.kv_heads)), 4 * kDim, 0};
+    const Grid groups{
+        dim3(grid.blocks.x, static_cast<unsigned>(args.kv_heads), kDim / kClosedChannels),
+        4 * kClosedChannels, 0};
     return status != cudaSuccess ? status
                                  : launch(close_groups_kernel<kCode, kDim>, groups, context, args);
   }

@@ -233,19 +233,25 @@ __device__ __forceinline__ void round_row(HeadValues<kDim>& x, int places) {
   }
 }
 
-/// Writes a head in bf16: of q, or of keys as they are.
-template <int kDim>
-__device__ __forceinline__ void store_bf16(const HeadValues<kDim>& x, uint16_t* to, int lane) {
+/// Hands on a head's pairs of neighbours in bf16: write(first of them, both).
+template <int kDim, typename Write>
+__device__ __forceinline__ void write_pairs(const HeadValues<kDim>& x, int lane, Write write) {
   constexpr int kEach = HeadValues<kDim>::kEach;
   if (lane < HeadValues<kDim>::kLanes) {
 #pragma unroll
     for (int i = 0; i < 2 * kEach; i += 2) {
       const int half = i / kEach;
-      const int d = half * (kDim / 2) + lane * kEach + i % kEach;
-      *reinterpret_cast<uint32_t*>(to + d) =
-          ptx::pack_bf16(x.v[half][i % kEach], x.v[half][i % kEach + 1]);
+      write(half * (kDim / 2) + lane * kEach + i % kEach,
+            ptx::pack_bf16(x.v[half][i % kEach], x.v[half][i % kEach + 1]));
     }
   }
+}
+
+/// Writes a head of q.
+template <int kDim>
+__device__ __forceinline__ void store_query(const HeadValues<kDim>& x, uint16_t* to, int lane) {
+  write_pairs<kDim>(x, lane,
+                    [&](int d, uint32_t two) { *reinterpret_cast<uint32_t*>(to + d) = two; });
 }
 
 /// Bytes of a half-row's `kCount` bytes from `byte` on.

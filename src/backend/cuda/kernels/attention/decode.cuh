@@ -128,11 +128,11 @@ struct ChannelQuery {
 };
 
 /// Scores as tile_scores() has them of a tile's keys as they are.
-///   keys  [kTokens, kHeadDim] bf16
+///   keys  residual_tile()
 ///   q     first of `heads` rows [kHeadDim] bf16
 template <typename Tile, int kColumns>
 __device__ __forceinline__ void residual_scores(
-    const uint16_t* keys,
+    const uint8_t* keys,
     const uint16_t* q,
     int heads,
     int lane,
@@ -164,7 +164,7 @@ __device__ __forceinline__ void residual_scores(
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         rows[group][half] =
-            row_words(keys + (group * 16 + half * 8 + g) * Tile::kHeadDim, chunk, t);
+            key_words<Tile::kHeadDim>(keys, group * 16 + half * 8 + g, chunk, t);
       }
     }
 #pragma unroll
@@ -593,7 +593,7 @@ __global__ __launch_bounds__(kDecodeThreads,
       if constexpr (Tile::kChannelKeys) {  // the query's own tile is read as it is
         coded = walker.at.tile + i + 1 < walker.sequence.end_tile;
         if (!coded) {
-          const uint16_t* const keys =
+          const uint8_t* const keys =
               residual_tile<Tile>(args, walker.at.sequence, walker.at.tile + i, kv_head);
           float scores[Tile::kTokens / 16][kColumns / 8][4];
           residual_scores<Tile, kColumns>(keys, args.q + row * args.q_stride + column, heads, lane,

@@ -171,7 +171,7 @@ struct FreshToken {
       if constexpr (Tile::kStatic) {
         multiply_by_steps<kDim>(x, args.basis.key_step, first / (args.heads / args.kv_heads), lane);
       }
-      store_bf16<kDim>(x, to + head * kDim, lane);
+      store_query<kDim>(x, to + head * kDim, lane);
     }
   }
   __device__ void load(const AppendArgs& args, int64_t row, int kv_head, int lane) {

@@ -211,9 +211,9 @@ struct TileParameters {
   }
 };
 
-/// The keys as they are of a tile of a sequence, [kTokens, kDim] bf16.
+/// The keys as they are of a tile of a sequence: a group of the residual.
 template <typename Tile>
-__device__ __forceinline__ const uint16_t* residual_tile(const PagedArgs& args,
+__device__ __forceinline__ const uint8_t* residual_tile(const PagedArgs& args,
                                                          int32_t sequence,
                                                          int32_t tile,
                                                          int kv_head) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ const uint16_t* residual_tile(const PagedArgs& args,
       max(0, __ldg(args.residual_table + sequence * args.page_table_stride + in_table));
   const int64_t head = page * args.kv_heads + kv_head;
   return args.residual + (head * args.tiles_per_page + tile - in_table * args.tiles_per_page) *
-                             (Tile::kTokens * Tile::kHeadDim);
+                             (Tile::kTokens * Tile::kHeadDim * 2);
 }
 
 /// The scales or offsets, from `parameters` on, of the channels that a lane's words of chunk
@@ -238,6 +238,12 @@ constexpr uint32_t kSixteens = 0x4c004c00U;  // of odd pairs q is a sixteenth
 __device__ __forceinline__ uint4 row_words(const uint16_t* row, int chunk, int t) {
   return row == nullptr ? make_uint4(0, 0, 0, 0)
                         : __ldcg(reinterpret_cast<const uint4*>(row + 32 * chunk + 8 * t));
+}
+/// The same of the key of `slot` of a group.
+template <int kDim>
+__device__ __forceinline__ uint4 key_words(const uint8_t* keys, int slot, int chunk, int t) {
+  return __ldcg(reinterpret_cast<const uint4*>(
+      keys + kv_residual_offset(kDim, slot, 64 * chunk + 16 * t)));
 }
 
 /// Zeroes what a tile holds outside of its tokens low..high-1 (V rows, or V's parameters): memory

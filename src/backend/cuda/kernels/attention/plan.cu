@@ -190,7 +190,7 @@ PagedArgs paged_args(const AttentionLaunch& launch) {
           .page_bytes = page_bytes(shape.kv),
           .page_table = launch.step.page_table,
           .page_table_stride = launch.step.page_table_stride,
-          .residual = static_cast<const uint16_t*>(launch.residual.pages),
+          .residual = static_cast<const uint8_t*>(launch.residual.pages),
           .residual_table = launch.residual.page_table,
           .tiles_per_page = shape.kv.page_size / kv_tile_tokens(shape.kv.code),
           .kv_heads = shape.kv.kv_heads,

@@ -58,7 +58,7 @@ struct PagedArgs {
   int64_t page_bytes;
   const int32_t* page_table;
   int64_t page_table_stride;
-  const uint16_t* residual;  // ResidualKeys
+  const uint8_t* residual;  // ResidualKeys
   const int32_t* residual_table;
   int32_t tiles_per_page;
   int32_t kv_heads;

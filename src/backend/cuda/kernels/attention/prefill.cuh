@@ -72,11 +72,14 @@ struct PrefillPass {
   bool coded;
 };
 
-/// The passes of a task: all chunks in front of its last row's, then those of its rows; or all
-/// chunks, where no format has a residual.
+/// The passes of a task: all chunks in front of its last row's by codes, then those of its rows as
+/// they are; or all chunks by codes, where the format has no residual.
 template <typename Tile>
 struct PrefillPasses {
-  int32_t first, coded, own, count;
+  int32_t first;  // chunk
+  int32_t coded;  // passes; those as they are come behind
+  int32_t own;    // first chunk of these
+  int32_t count;
 
   __device__ __forceinline__ explicit PrefillPasses(const PrefillTask& task) {
     first = task.first_chunk;
@@ -92,13 +95,46 @@ struct PrefillPasses {
   [[nodiscard]] __device__ __forceinline__ PrefillPass at(int32_t i) const {
     return i < coded ? PrefillPass{first + i, true} : PrefillPass{own + i - coded, false};
   }
-  /// Whether any of `rows` rows from `position` on may not see all tokens of the pass.
-  [[nodiscard]] __device__ __forceinline__ bool
-  masks(const PrefillPass& pass, int32_t position, int32_t rows, int32_t window) const {
+};
+
+/// What rows from position `begin` to `end` - 1 take of a task's passes: the first `coded`, and
+/// `own` from pass `first_own` on.
+template <typename Tile>
+struct PassesOfRows {
+  PrefillPasses<Tile> passes;
+  int32_t begin, end;
+  int32_t coded, first_own, own;
+
+  __device__ __forceinline__ PassesOfRows(const PrefillPasses<Tile>& all,
+                                          int32_t from,
+                                          int32_t to)
+      : passes(all), begin(from), end(to) {
+    const int32_t last = (end - 1) / kPrefillChunk;
+    if constexpr (Tile::kChannelKeys) {
+      coded = min(all.coded, last - all.first);
+      first_own = all.coded + begin / kPrefillChunk - all.own;
+      own = last - begin / kPrefillChunk + 1;
+    } else {
+      coded = min(all.count, last + 1 - all.first);
+      first_own = coded;
+      own = 0;
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ int32_t count() const { return coded + own; }
+  /// The pass that is the i-th of these.
+  [[nodiscard]] __device__ __forceinline__ int32_t at(int32_t i) const {
+    return i < coded ? i : first_own + i - coded;
+  }
+  [[nodiscard]] __device__ __forceinline__ bool takes(int32_t pass) const {
+    return pass < coded || (pass >= first_own && pass < first_own + own);
+  }
+  /// Whether any of the rows may not see all tokens of the pass.
+  [[nodiscard]] __device__ __forceinline__ bool masks(const PrefillPass& pass,
+                                                      int32_t window) const {
     const int32_t token = pass.chunk * kPrefillChunk;
-    const bool early = window > 0 && token <= position + rows - 1 - window;
-    const bool mixed = Tile::kChannelKeys && (!pass.coded || pass.chunk >= own);
-    return token + kPrefillChunk - 1 > position || early || mixed;
+    const bool early = window > 0 && token <= end - 1 - window;
+    const bool mixed = Tile::kChannelKeys && (!pass.coded || pass.chunk >= begin / kPrefillChunk);
+    return token + kPrefillChunk - 1 > begin || early || mixed;
   }
   /// Whether the row at `position` sees the pass's key of `token`.
   [[nodiscard]] __device__ __forceinline__ bool
@@ -233,10 +269,10 @@ struct ChannelRows {
 };
 
 /// Scores as chunk_scores() has them of a chunk's keys as they are.
-///   keys  [kPrefillChunk, kHeadDim] bf16
+///   keys  residual_tile()
 ///   q     the warp's rows, `rows` of them
 template <typename Tile>
-__device__ __forceinline__ void residual_chunk_scores(const uint16_t* keys,
+__device__ __forceinline__ void residual_chunk_scores(const uint8_t* keys,
                                                       const uint16_t* q,
                                                       int64_t stride,
                                                       int rows,
@@ -258,7 +294,7 @@ __device__ __forceinline__ void residual_chunk_scores(const uint16_t* keys,
     const uint32_t second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
     for (int i = 0; i < kPrefillChunk / 8; ++i) {
-      const uint4 key = row_words(keys + (i * 8 + g) * Tile::kHeadDim, chunk, t);
+      const uint4 key = key_words<Tile::kHeadDim>(keys, i * 8 + g, chunk, t);
       ptx::warp_mma_bf16(scores[i], first, {key.x, key.y});
       ptx::warp_mma_bf16(scores[i], second, {key.z, key.w});
     }
@@ -350,7 +386,7 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
 /// first plus this lane's column.
 template <typename Tile>
 __device__ __forceinline__ void mask_chunk(float (&scores)[kChunkColumns][4],
-                                           const PrefillPasses<Tile>& passes,
+                                           const PassesOfRows<Tile>& passes,
                                            const PrefillPass& pass,
                                            int position,
                                            int token,
@@ -563,6 +599,7 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
   PrefillState<Tile> state;
   load_rows<Tile>(state, args.q + row * args.q_stride + head_column, args.q_stride, rows, lane);
   const LaneOffsets offsets = lane_offsets<Tile>(lane);
+  const PassesOfRows<Tile> own(passes, position, position + 16);
   for (int32_t i = 0; i < passes.count; ++i) {
     const PrefillPass pass = passes.at(i);
     const auto done = static_cast<uint32_t>(i);
@@ -587,7 +624,7 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
       }
       __syncthreads();
     }
-    if (rows > 0 && token <= position + 15) {
+    if (rows > 0 && own.takes(i)) {
       float scores[kChunkColumns][4];
       if (pass.coded) {
         chunk_scores<Tile>(slot, state, offsets, lane, scores);
@@ -596,8 +633,8 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
             residual_tile<Tile>(args, task.sequence, pass.chunk, task.kv_head),
             args.q + row * args.q_stride + head_column, args.q_stride, rows, lane, scores);
       }
-      if (passes.masks(pass, position, 16, args.window)) {
-        mask_chunk<Tile>(scores, passes, pass, position + lane / 4, token + lane % 4 * 2,
+      if (own.masks(pass, args.window)) {
+        mask_chunk<Tile>(scores, own, pass, position + lane / 4, token + lane % 4 * 2,
                          args.window);
       }
       weigh_chunk<Tile, kForm>(scores, args.score_factor, state);

@@ -136,28 +136,6 @@ __device__ __forceinline__ uint4 widen(uint2 code, uint32_t parameters) {
                     ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
 }
 
-/// Keys of a chunk, as they are, to where wgmma reads them: the share of one of two warps. What is
-/// behind the last token is masked.
-///   keys  [kPrefillChunk, kHeadDim] bf16
-template <typename Tile>
-__device__ __forceinline__ void copy_keys(const uint16_t* keys,
-                                          uint32_t slot,
-                                          int warp,
-                                          int lane) {
-  constexpr int kUnits = Tile::kHeadDim / 8;
-  using Chunk = Sm90Chunk<Tile::kHeadDim>;
-#pragma unroll 8
-  for (int i = warp * 32 + lane; i < kPrefillChunk * kUnits; i += 64) {
-    const int token = i / kUnits, unit = i % kUnits;
-    const uint4 word =
-        __ldcg(reinterpret_cast<const uint4*>(keys + token * Tile::kHeadDim + unit * 8));
-    ptx::store_shared16(slot + static_cast<uint32_t>(token / 8) * Chunk::kGroup +
-                            static_cast<uint32_t>(kv_row_offset(2 * Tile::kHeadDim, token % 8,
-                                                                unit * 16)),
-                        word);
-  }
-}
-
 /// The lines of the eight channels that a lane widens, of a code plus 128.
 struct ChannelLines {
   float scale[8];
@@ -273,6 +251,38 @@ __device__ __forceinline__ void widen_rows(
   }
 }
 
+/// Makes a chunk's keys and values what wgmma reads: the share of one of four warps, which then has
+/// arrived at `full`. Keys as they are lie so in the cache; what of them was never written is masked.
+template <typename Tile>
+__device__ __forceinline__ void widen_chunk(const PrefillArgs& args,
+                                            const PrefillTask& task,
+                                            const PrefillPass& pass,
+                                            uint32_t raw,
+                                            uint32_t slot,
+                                            uint32_t full,
+                                            int warp,
+                                            int lane) {
+  using Chunk = Sm90Chunk<Tile::kHeadDim>;
+  const int32_t known = task.known - pass.chunk * kPrefillChunk;
+  if constexpr (Tile::kChannelKeys) {
+    if (warp < 2 && pass.coded) {
+      widen_channels<Tile>(raw, slot, warp, known, lane);
+    } else if (warp >= 2) {
+      widen_rows<Tile>(raw, slot, warp, known, lane);
+    } else if (warp == 0 && lane == 0) {
+      ptx::fence_before_refill();
+      ptx::barrier_arrive_expect(full, Chunk::kRows);
+      ptx::bulk_copy(slot, residual_tile<Tile>(args, task.sequence, pass.chunk, task.kv_head),
+                     Chunk::kRows, full);
+      return;
+    }
+  } else {
+    widen_rows<Tile>(raw, slot, warp, known, lane);
+  }
+  ptx::fence_shared_to_async();
+  ptx::warp_arrive(full);
+}
+
 /// The fetching warpgroup, for caches that are not bf16.
 template <typename Tile>
 __device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
@@ -304,22 +314,8 @@ __device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
     if (i >= kSm90Stages) {
       ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
     }
-    const uint32_t from = raw + at * kRaw, to = slots + stage * Chunk::kBytes;
-    const int32_t known = task.known - pass.chunk * kPrefillChunk;
-    if constexpr (Tile::kChannelKeys) {
-      if (warp >= 2) {
-        widen_rows<Tile>(from, to, warp, known, lane);
-      } else if (pass.coded) {
-        widen_channels<Tile>(from, to, warp, known, lane);
-      } else {
-        copy_keys<Tile>(residual_tile<Tile>(args, task.sequence, pass.chunk, task.kv_head), to, warp,
-                        lane);
-      }
-    } else {
-      widen_rows<Tile>(from, to, warp, known, lane);
-    }
-    ptx::fence_shared_to_async();
-    ptx::warp_arrive(barriers.full + 8 * stage);
+    widen_chunk<Tile>(args, task, pass, raw + at * kRaw, slots + stage * Chunk::kBytes,
+                      barriers.full + 8 * stage, warp, lane);
   }
 }
 
@@ -482,17 +478,32 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
                        (i >> 1 & 1) * 8 + lane % 4 * 2;
     q[i / 4][i % 4] = row < task.rows ? __ldcg(reinterpret_cast<const unsigned*>(args.q + at)) : 0U;
   }
-  // Chunks past this warpgroup's last row are the block's last: nobody waits for their slots.
-  const PrefillPasses<Tile> passes(task);
-  const int32_t last_row = min(task.rows, (group + 1) * 64) - 1;
-  const int32_t last_chunk = (task.first_position + last_row) / kPrefillChunk;
-  const int32_t count = Tile::kChannelKeys
-                            ? passes.count
-                            : min(passes.count, last_chunk + 1 - task.first_chunk);
-  const int32_t first_own = task.first_position + group * 64;
+  // Passes past this warpgroup's last one are the block's last: nobody waits for their slots.
+  const int32_t end = task.first_position + min(task.rows, (group + 1) * 64);
+  const PassesOfRows<Tile> passes(PrefillPasses<Tile>(task),
+                                  min(task.first_position + group * 64, end - 1), end);
+  const int32_t count = passes.count();
+  const auto await = [&](int32_t pass) {  // until it is in its slot
+    const auto stage = static_cast<uint32_t>(pass % kSm90Stages);
+    ptx::barrier_wait(barriers.full + 8 * stage, static_cast<uint32_t>(pass / kSm90Stages) % 2);
+    return slots + stage * Chunk::kBytes;
+  };
+  const auto release = [&](int32_t pass) {
+    if (lane == 0) {
+      ptx::barrier_arrive(barriers.empty + 8 * static_cast<uint32_t>(pass % kSm90Stages));
+    }
+  };
+  const auto skip = [&](int32_t from, int32_t to) {  // passes that other rows take
+    if constexpr (Tile::kChannelKeys) {
+      for (int32_t pass = from; pass < to; ++pass) {
+        await(pass);
+        release(pass);
+      }
+    }
+  };
   const auto mask = [&](float(&scores)[kPrefillChunk / 2], int32_t i) {
-    const PrefillPass pass = passes.at(i);
-    if (!passes.masks(pass, first_own, 64, args.window)) {
+    const PrefillPass pass = passes.passes.at(passes.at(i));
+    if (!passes.masks(pass, args.window)) {
       return;
     }
     const int32_t token = pass.chunk * kPrefillChunk + lane % 4 * 2;
@@ -513,36 +524,35 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
   for (float& sum : sums) {
     sum = 0.0F;
   }
-  ptx::barrier_wait(barriers.full, 0);
-  start_scores<kDim>(slots, q, scores);
+  skip(0, passes.at(0));
+  uint32_t slot = await(passes.at(0));
+  start_scores<kDim>(slot, q, scores);
   ptx::mma_wait<0>();
   ptx::pin(scores);
   mask(scores, 0);
   weigh(scores, factor, rows, keep);
   pack_weights(scores, weights);
   for (int32_t i = 0; i + 1 < count; ++i) {
-    const auto stage = static_cast<uint32_t>(i % kSm90Stages);
-    const auto next = static_cast<uint32_t>((i + 1) % kSm90Stages);
-    ptx::barrier_wait(barriers.full + 8 * next, static_cast<uint32_t>((i + 1) / kSm90Stages) % 2);
-    start_scores<kDim>(slots + next * Chunk::kBytes, q, scores);
-    start_values<kDim>(slots + stage * Chunk::kBytes, weights, sums);
+    const int32_t pass = passes.at(i), next = passes.at(i + 1);
+    skip(pass + 1, next);
+    const uint32_t next_slot = await(next);
+    start_scores<kDim>(next_slot, q, scores);
+    start_values<kDim>(slot, weights, sums);
     ptx::mma_wait<1>();
     ptx::pin(scores);
     mask(scores, i + 1);
     weigh(scores, factor, rows, keep);
     ptx::mma_wait<0>();
     ptx::pin(sums);
-    if (lane == 0) {  // what has read the chunk is the tensor cores, and they are done
-      ptx::barrier_arrive(barriers.empty + 8 * stage);
-    }
+    release(pass);  // what has read the chunk is the tensor cores, and they are done
+    slot = next_slot;
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
       sums[e] *= keep[e >> 1 & 1];
     }
     pack_weights(scores, weights);
   }
-  start_values<kDim>(slots + static_cast<uint32_t>((count - 1) % kSm90Stages) * Chunk::kBytes,
-                     weights, sums);
+  start_values<kDim>(slot, weights, sums);
   ptx::mma_wait<0>();
   ptx::pin(sums);
 

@@ -44,7 +44,7 @@ __global__ __launch_bounds__(32 * kWarps) void turn_back_kernel(const TurnBackAr
       x.v[i / kEach][i % kEach] += mean.v[i / kEach][i % kEach];
     }
   }
-  store_bf16<kDim>(x, at, lane);
+  store_query<kDim>(x, at, lane);
 }
 
 }  // namespace
