@@ -80,8 +80,9 @@ class CudaModel : public testing::TestWithParam<std::string> {
     cpu_ = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();
   }
 
-  std::unique_ptr<Model> load(Backend& backend) {
-    auto model = load_model(folder_, backend, {.max_batch_tokens = 512, .max_logit_rows = 512});
+  std::unique_ptr<Model> load(Backend& backend, KvCode code = KvCode::kBf16) {
+    auto model = load_model(folder_, backend,
+                            {.max_batch_tokens = 512, .max_logit_rows = 512, .kv_code = code});
     EXPECT_TRUE(model.ok()) << model.status().message();
     return std::move(model).value();
   }
@@ -104,10 +105,10 @@ TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
   const auto ideal =
       SequenceRunner(*unquantized, *cpu_, KvCode::kBf16).feed_in_chunks(tokens, 1, 100);
   const bool integer = GetParam() == "w8a8_int8" || GetParam() == "w4a8";
-  const auto on_cpu = load(*cpu_);
-  const auto on_gpu = load(*cuda_);
-  const int64_t vocab = on_cpu->config().vocab_size;
-  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4, KvCode::kInt4Page}) {
+    const auto on_cpu = load(*cpu_, code);
+    const auto on_gpu = load(*cuda_, code);
+    const int64_t vocab = on_cpu->config().vocab_size;
     const auto expected = SequenceRunner(*on_cpu, *cpu_, code).feed_in_chunks(tokens, 1, 100);
     const auto actual = SequenceRunner(*on_gpu, *cuda_, code).feed_in_chunks(tokens, 1, 100);
     const double error = distance(actual, expected);

@@ -52,10 +52,12 @@ TEST_P(CudaSpeculation, RowsBehindOneAnotherGiveTheLogitsOfSteps) {
   const std::vector<int32_t> all =
       text_tokens(read_file("tests/data/text/the_black_cat.txt").value());
   const std::span<const int32_t> tokens = std::span(all).first(400);
-  const auto model =
-      load_model(folder_, *cuda_, {.max_batch_tokens = 512, .max_logit_rows = 512}).value();
-  const int64_t vocab = model->config().vocab_size;
-  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4, KvCode::kInt4Page}) {
+    const auto model =
+        load_model(folder_, *cuda_,
+                   {.max_batch_tokens = 512, .max_logit_rows = 512, .kv_code = code})
+            .value();
+    const int64_t vocab = model->config().vocab_size;
     SequenceRunner steps(*model, *cuda_, code);
     SequenceRunner rows(*model, *cuda_, code);
     const std::vector<float> expected = steps.feed_in_chunks(tokens, 1, 100);

@@ -8,6 +8,7 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/memory.h"
 #include "backend/step.h"
+#include "base/check.h"
 
 namespace nibble::cuda {
 
@@ -36,6 +37,7 @@ class StepBuffers final {
   /// values, for records. Steps of as many rows as there are sequences at most have the same
   /// addresses.
   [[nodiscard]] StepMetadata metadata(int32_t pool = 0) const {
+    CHECK_LT(pool, limits_.pools);
     StepMetadata out = metadata_;
     out.page_table += pool * limits_.sequences * pages_per_sequence_;
     return out;

@@ -1,7 +1,10 @@
 // Rotates the step's queries in place and writes its rotated keys, and values, to the cache in the
 // cache's format (attention/append.cuh).
 
+#include <algorithm>
+
 #include "backend/cuda/kernels/attention/append.cuh"
+#include "backend/cuda/kernels/attention/plan.cuh"
 #include "backend/cuda/kernels/attention/turn.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
@@ -103,26 +106,22 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
   }
 }
 
-constexpr int kClosedChannels = 32;  // of a block, which is small so that many share a group
+constexpr int kClosedChannels = 32;  // of a block at a time
+constexpr int kCloseThreads = 4 * kClosedChannels;
+constexpr int kCloseBlocks = 2;  // of a multiprocessor
 
-/// Codes the keys of the groups that the step's rows fill: a block for each row, KV head and
-/// kClosedChannels, of which those of a group's last token have work. Four neighbouring threads
-/// share a channel.
+/// Codes kClosedChannels channels from `channel` on of a group of keys, which `position` fills. Four
+/// neighbouring threads share a channel.
 template <KvCode kCode, int kDim>
-__global__ __launch_bounds__(4 * kClosedChannels) void close_groups_kernel(const AppendArgs args) {
+__device__ __forceinline__ void close_channels(const AppendArgs& args,
+                                               int32_t sequence,
+                                               int32_t position,
+                                               int kv_head,
+                                               int channel) {
   constexpr int kTokens = kv_tile_tokens(kCode);
   constexpr int kEach = kTokens / 4;
   constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
-  ptx::allow_successor();
-  const auto row = static_cast<int>(blockIdx.x);
-  const int32_t sequence = args.row_sequence[row];
-  const int32_t position = args.row_position[row];
-  ptx::wait_for_predecessor();
-  if (sequence < 0 || position % kTokens != kTokens - 1) {
-    return;
-  }
-  const auto kv_head = static_cast<int>(blockIdx.y);
-  const int d = static_cast<int>(blockIdx.z) * kClosedChannels + static_cast<int>(threadIdx.x) / 4;
+  const int d = channel + static_cast<int>(threadIdx.x) / 4;
   const int first = static_cast<int>(threadIdx.x) % 4 * kEach;  // of this thread's tokens
   const uint8_t* const keys = residual_keys<kDim>(args, sequence, position, kv_head);
   const int slot = position % args.page_size - (kTokens - 1) + first;
@@ -161,17 +160,70 @@ __global__ __launch_bounds__(4 * kClosedChannels) void close_groups_kernel(const
   }
 }
 
+/// Codes the keys of the groups that the step's rows fill. All blocks look for the rows that do, and
+/// share out their KV heads and channels.
+template <KvCode kCode, int kDim>
+__global__ __launch_bounds__(kCloseThreads) void close_groups_kernel(const AppendArgs args,
+                                                                     int32_t rows) {
+  constexpr int kTokens = kv_tile_tokens(kCode);
+  constexpr int kWarpsOfBlock = kCloseThreads / 32;
+  __shared__ int32_t last_rows[kCloseThreads];
+  __shared__ int32_t counts[kWarpsOfBlock];
+  ptx::allow_successor();
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int32_t of_row = args.kv_heads * (kDim / kClosedChannels);
+  auto item = static_cast<int32_t>(blockIdx.x);  // the next one, from the present rows on
+  bool waited = false;
+  for (int32_t begin = 0; begin < rows; begin += kCloseThreads) {
+    const int32_t row = begin + thread;
+    const bool fills = row < rows && args.row_sequence[row] >= 0 &&
+                       args.row_position[row] % kTokens == kTokens - 1;
+    const uint32_t votes = __ballot_sync(~0U, fills);
+    if (thread % 32 == 0) {
+      counts[thread / 32] = __popc(votes);
+    }
+    __syncthreads();
+    int32_t before = __popc(votes & ((1U << thread % 32) - 1U)), found = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarpsOfBlock; ++warp) {
+      before += warp < thread / 32 ? counts[warp] : 0;
+      found += counts[warp];
+    }
+    if (fills) {
+      last_rows[before] = row;
+    }
+    __syncthreads();
+    for (; item < found * of_row; item += static_cast<int32_t>(gridDim.x)) {
+      if (!waited) {
+        ptx::wait_for_predecessor();
+        waited = true;
+      }
+      const int32_t at = last_rows[item / of_row];
+      close_channels<kCode, kDim>(args, args.row_sequence[at], args.row_position[at],
+                                  item % of_row % args.kv_heads,
+                                  item % of_row / args.kv_heads * kClosedChannels);
+    }
+    item -= found * of_row;
+    __syncthreads();
+  }
+  if (!waited) {
+    ptx::wait_for_predecessor();  // a grid that has ended tells its successor that all before have
+  }
+}
+
 template <KvCode kCode, int kDim>
 cudaError_t launch_append_kernel(const AppendArgs& args,
                                  const Grid& grid,
                                  const LaunchContext& context) {
   const cudaError_t status = launch(append_kernel<kCode, kDim>, grid, context, args);
   if constexpr (kv_has_residual(kCode)) {
-    const Grid groups{
-        dim3(grid.blocks.x, static_cast<unsigned>(args.kv_heads), kDim / kClosedChannels),
-        4 * kClosedChannels, 0};
-    return status != cudaSuccess ? status
-                                 : launch(close_groups_kernel<kCode, kDim>, groups, context, args);
+    const auto rows = static_cast<int32_t>(grid.blocks.x);
+    const int64_t most = int64_t{rows} * args.kv_heads * (kDim / kClosedChannels);
+    const int64_t blocks = kCloseBlocks * device_attribute(cudaDevAttrMultiProcessorCount);
+    const Grid groups{dim3(static_cast<unsigned>(std::min(most, blocks))), kCloseThreads, 0};
+    return status != cudaSuccess
+               ? status
+               : launch(close_groups_kernel<kCode, kDim>, groups, context, args, rows);
   }
   return status;
 }

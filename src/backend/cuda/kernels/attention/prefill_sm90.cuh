@@ -163,30 +163,38 @@ struct ChannelLines {
   }
 };
 
-/// Widens 32 tokens of the keys of a chunk whose lines are of channels, as widen_rows() does.
+/// Widens 32 tokens of the keys of a full chunk whose lines are of channels, as widen_rows() does.
 template <typename Tile>
-__device__ __forceinline__ void widen_channels(
-    uint32_t raw, uint32_t slot, int warp, int known, int lane) {
+__device__ __forceinline__ void widen_channels(uint32_t raw, uint32_t slot, int warp, int lane) {
   using Chunk = Sm90Chunk<Tile::kHeadDim>;
   constexpr int kUnits = Tile::kHeadDim / 8;
   constexpr int kPhases = 8 * kUnits / 32;
   const int unit = lane % kUnits;
   const ChannelLines lines = ChannelLines::load<Tile>(raw + 2 * Tile::kRowsBytes, unit);
+  uint32_t from[kPhases];
+  uint32_t to[kPhases];
 #pragma unroll
-  for (int i = 0; i < 4 * kPhases; ++i) {
-    const int token = i % kPhases * (32 / kUnits) + lane / kUnits;  // of the 8
-    const int group = warp * 4 + i / kPhases;
-    const uint32_t code =
-        ptx::load_shared4(raw + static_cast<uint32_t>(group * 8 * Tile::kRow +
-                                                      kv_row_offset(Tile::kRow, token, unit * 4)));
-    float v[8];
-    KvForm<Tile::kFormat>::widen_channels(code, lines.scale, lines.offset, v);
-    const uint4 wide = make_uint4(ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
-                                  ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
-    ptx::store_shared16(slot + static_cast<uint32_t>(group) * Chunk::kGroup +
-                            static_cast<uint32_t>(kv_row_offset(2 * Tile::kHeadDim, token,
-                                                                unit * 16)),
-                        group * 8 + token < known ? wide : make_uint4(0, 0, 0, 0));
+  for (int j = 0; j < kPhases; ++j) {
+    const int token = j * (32 / kUnits) + lane / kUnits;  // of the 8
+    from[j] = raw + static_cast<uint32_t>(kv_row_offset(Tile::kRow, token, unit * 4));
+    to[j] = slot + static_cast<uint32_t>(kv_row_offset(2 * Tile::kHeadDim, token, unit * 16));
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto group = static_cast<uint32_t>(warp * 4 + i);
+    uint32_t code[kPhases];
+#pragma unroll
+    for (int j = 0; j < kPhases; ++j) {
+      code[j] = ptx::load_shared4(from[j] + group * (8 * Tile::kRow));
+    }
+#pragma unroll
+    for (int j = 0; j < kPhases; ++j) {
+      float v[8];
+      KvForm<Tile::kFormat>::widen_channels(code[j], lines.scale, lines.offset, v);
+      ptx::store_shared16(to[j] + group * Chunk::kGroup,
+                          make_uint4(ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
+                                     ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7])));
+    }
   }
 }
 
@@ -266,7 +274,7 @@ __device__ __forceinline__ void widen_chunk(const PrefillArgs& args,
   const int32_t known = task.known - pass.chunk * kPrefillChunk;
   if constexpr (Tile::kChannelKeys) {
     if (warp < 2 && pass.coded) {
-      widen_channels<Tile>(raw, slot, warp, known, lane);
+      widen_channels<Tile>(raw, slot, warp, lane);
     } else if (warp >= 2) {
       widen_rows<Tile>(raw, slot, warp, known, lane);
     } else if (warp == 0 && lane == 0) {
