@@ -121,14 +121,26 @@ void CudaStep::normalize(const NormalizeArgs& args) {
 
 void CudaStep::add_gated(const GatedAddArgs& args) {
   CHECK(args.x.type == DType::kBF16 && args.rows.type == DType::kBF16);
+  const LaunchContext launch =
+      steps_.branch_.ended() ? steps_.branch_.join() : LaunchContext{.stream = steps_.stream_};
   must(add_gated_rows({.x = args.x.data,
                        .gate = args.gate,
                        .rows = args.rows.data,
                        .count = rows(),
                        .n = args.width,
                        .y = args.y},
-                      {steps_.stream_}),
+                      launch),
        "adding a gated expert");
+}
+
+float* CudaStep::begin_branch(int64_t width) {
+  StepBranch& branch = steps_.branch_;
+  if (!branch.takes(rows())) {
+    return nullptr;
+  }
+  CHECK_LE(static_cast<size_t>(rows() * width) * sizeof(float), branch.results().size());
+  branch.begin();
+  return branch.results().as<float>();
 }
 
 void CudaStep::take_logit_rows(const float* from, int64_t width, float* to) {
@@ -153,6 +165,7 @@ void CudaStep::sample(float* logits, int64_t vocab) {
 }
 
 void CudaStep::finish() const {
+  CHECK_MSG(!steps_.branch_.open() && !steps_.branch_.ended(), "a branch whose results nobody took");
   CHECK_MSG(!append_.has_value(), "an append without the attention of its layer");
   CHECK_MSG(!to_sample_, "a step whose tokens were not sampled");
 }
