@@ -4,9 +4,8 @@ namespace nibble {
 
 void Moe::forward(float* hidden, const ForwardContext& context) {
   normalize(hidden, context);
-  float* const beside = has_shared() && context.observer == nullptr
-                            ? context.step.begin_branch(hidden_)
-                            : nullptr;
+  float* const beside =
+      has_shared() && context.observer == nullptr ? context.step.begin_branch(hidden_) : nullptr;
   if (beside == nullptr) {
     add_experts(hidden, context);
     if (has_shared()) {

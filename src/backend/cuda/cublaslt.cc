@@ -173,9 +173,8 @@ void* CublasLt::scratch(cudaStream_t stream) const {
 }
 
 Status CublasLt::add_stream(cudaStream_t stream) {
-  NIBBLE_ASSIGN_OR_RETURN(
-      DeviceBuffer memory,
-      allocate_device(kWorkspaceBytes + kScratchBytes, "another workspace of cuBLASLt's"));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer memory, allocate_device(kWorkspaceBytes + kScratchBytes,
+                                                               "another workspace of cuBLASLt's"));
   const std::lock_guard lock(mutex_);
   own_[stream] = std::move(memory);
   return {};
@@ -267,11 +266,10 @@ Status CublasLt::multiply(const Plan& plan,
                           const CublasLtOperands& args,
                           cudaStream_t stream) const {
   const float alpha = 1.0F;
-  NIBBLE_CUBLASLT(
-      api_->matmul(handle_, plan.desc, &alpha, args.w, plan.w, args.x, plan.x, &args.beta, args.y,
-                   plan.y, args.y, plan.y, &plan.algorithm, workspace(stream), kWorkspaceBytes,
-                   stream),
-      "product");
+  NIBBLE_CUBLASLT(api_->matmul(handle_, plan.desc, &alpha, args.w, plan.w, args.x, plan.x,
+                               &args.beta, args.y, plan.y, args.y, plan.y, &plan.algorithm,
+                               workspace(stream), kWorkspaceBytes, stream),
+                  "product");
   return {};
 }
 

@@ -256,7 +256,8 @@ class CudaBackend final : public Backend {
     return limits.rows * 4 * (limits.input_width + limits.scaled_pairs) +
            limits.rows *
                ExpertScratch::row_bytes(limits.top_k, limits.hidden, limits.expert_width) +
-           StepBranch::bytes(limits) + LatentPlans::bytes(limits) + ExpandedLatents::bytes(ExpandedLatents::sizes(limits));
+           StepBranch::bytes(limits) + LatentPlans::bytes(limits) +
+           ExpandedLatents::bytes(ExpandedLatents::sizes(limits));
   }
 
   Status prepare_steps(const StepLimits& limits) override {

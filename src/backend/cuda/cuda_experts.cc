@@ -263,8 +263,8 @@ LaunchContext CudaExperts::join(const ExpertArgs& args) const {
   return context_.branch->join();
 }
 
-/// Experts that wait for their rows hold all multiprocessors, on which a branch of the step computes
-/// while rows are routed: beside one they begin when their rows are there.
+/// Experts that wait for their rows hold all multiprocessors, on which a branch of the step
+/// computes while rows are routed: beside one they begin when their rows are there.
 LaunchContext CudaExperts::first_launch(const Side& side) const {
   const bool beside = context_.branch != nullptr && context_.branch->runs_beside();
   return {.stream = context_.stream, .overlap = !beside || &side != &gate_up_};

@@ -129,7 +129,8 @@ class CudaExperts final : public PreparedExperts, public ExpertDrifts {
   void scatter(const ExpertArgs& args);
   void activate(int64_t slots);
   void combine(const ExpertArgs& args, const LaunchContext& launch);
-  /// Waits for what a branch of the step adds, if there is something; how what reads it is launched.
+  /// Waits for what a branch of the step adds, if there is something; how what reads it is
+  /// launched.
   [[nodiscard]] LaunchContext join(const ExpertArgs& args) const;
   /// How the first launch of a product is launched.
   [[nodiscard]] LaunchContext first_launch(const Side& side) const;

@@ -165,7 +165,8 @@ void CudaStep::sample(float* logits, int64_t vocab) {
 }
 
 void CudaStep::finish() const {
-  CHECK_MSG(!steps_.branch_.open() && !steps_.branch_.ended(), "a branch whose results nobody took");
+  CHECK_MSG(!steps_.branch_.open() && !steps_.branch_.ended(),
+            "a branch whose results nobody took");
   CHECK_MSG(!append_.has_value(), "an append without the attention of its layer");
   CHECK_MSG(!to_sample_, "a step whose tokens were not sampled");
 }

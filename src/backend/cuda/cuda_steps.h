@@ -54,7 +54,8 @@ class AttentionPlans final {
 /// What steps of either kind need.
 [[nodiscard]] StepLimits both(const StepLimits& a, const StepLimits& b);
 
-/// Runs steps on one stream, but for their branches: what they share, and the records of decode steps.
+/// Runs steps on one stream, but for their branches: what they share, and the records of decode
+/// steps.
 class CudaSteps final {
  public:
   enum class Recording : uint8_t { kNone, kDecodeSteps };
@@ -74,10 +75,7 @@ class CudaSteps final {
  private:
   friend class CudaStep;
 
-  CudaSteps(const StepLimits& limits,
-            Recording recording,
-            cudaStream_t stream,
-            StepBranch& branch)
+  CudaSteps(const StepLimits& limits, Recording recording, cudaStream_t stream, StepBranch& branch)
       : limits_(limits),
         recording_(recording),
         stream_(stream),

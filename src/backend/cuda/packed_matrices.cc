@@ -47,9 +47,8 @@ Result<std::shared_ptr<PackedMatrices>> PackedMatrices::create(std::span<const Q
                                                                const GemmContext& context) {
   std::shared_ptr<PackedMatrices> packed(new PackedMatrices(product, context));
   NIBBLE_ASSIGN_OR_RETURN(packed->kernel_, product.entry.make(product.problem, context.device));
-  NIBBLE_RETURN_IF_ERROR(
-      context.scratch.reserve(scratch_rows(product.problem, product.max_m),
-                              packed->kernel_->workspace_bytes(product.max_m)));
+  NIBBLE_RETURN_IF_ERROR(context.scratch.reserve(scratch_rows(product.problem, product.max_m),
+                                                 packed->kernel_->workspace_bytes(product.max_m)));
   const int64_t bytes = packed->matrix_bytes();
   packed->stride_ = round_up(bytes, kAlignment);
   NIBBLE_ASSIGN_OR_RETURN(

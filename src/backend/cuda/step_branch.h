@@ -15,8 +15,8 @@ namespace nibble::cuda {
 
 class CublasLt;
 
-/// Branches of steps (Step::begin_branch()): a second stream, with scratch memory of its own for the
-/// products on it. Two events order the streams, where a step is recorded, too:
+/// Branches of steps (Step::begin_branch()): a second stream, with scratch memory of its own for
+/// the products on it. Two events order the streams, where a step is recorded, too:
 ///   begin()  the branch waits for what the main stream has been given so far
 ///   end()    what follows is the main stream's again, which does not wait
 ///   join()   the main stream waits for the branch
