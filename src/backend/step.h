@@ -91,9 +91,9 @@ class Step {
   virtual void normalize(const NormalizeArgs& args) = 0;
   virtual void add_gated(const GatedAddArgs& args) = 0;
   /// Begins a branch: the products that are issued until end_branch() may be computed beside what
-  /// is issued behind that, so that neither reads what the other writes. Whoever takes its results
-  /// waits for it, and one of these must follow: PreparedExperts::run() with ExpertArgs::beside, or
-  /// add_gated() with its rows. Products in it are prepared by PreparedGemm::prepare_branch().
+  /// is issued behind that, so that neither reads what the other writes. PreparedExperts::run(),
+  /// which must follow, waits for it, at the latest in front of adding to its y. Products in it are
+  /// those that PreparedGemm::prepare_branch() prepared.
   /// Memory for results, [rows(), width] f32; null: this step has no branches, as on CPUs.
   [[nodiscard]] virtual float* begin_branch(int64_t /*width*/) { return nullptr; }
   virtual void end_branch() {}

@@ -147,7 +147,8 @@ class StoredLister final {
       return;
     }
     std::vector<std::vector<std::string>> patterns;
-    for (const SchemeUse& use : stored_.uses) {
+    for (SchemeUse& use : stored_.uses) {
+      std::ranges::sort(use.modules);  // as names lie in a file
       std::vector<std::string> others = stored_.ignore;
       for (const SchemeUse& other : stored_.uses) {
         if (&other != &use) {

@@ -200,7 +200,7 @@ void CudaExperts::run(const ExpertArgs& args) {
     activate(slots);
   }
   multiply(down_, {(activates_ ? memory_.gate_up : memory_.x).as<void>()}, slots);
-  combine(args, join(args));
+  combine(args, join());
 }
 
 void CudaExperts::cut_tiles(int64_t rows) {
@@ -255,12 +255,9 @@ void CudaExperts::choose(const ExpertArgs& args) {
        "routing");
 }
 
-LaunchContext CudaExperts::join(const ExpertArgs& args) const {
-  if (args.beside == nullptr) {
-    return {.stream = context_.stream};
-  }
-  CHECK(context_.branch != nullptr);
-  return context_.branch->join();
+LaunchContext CudaExperts::join() const {
+  const bool ended = context_.branch != nullptr && context_.branch->ended();
+  return ended ? context_.branch->join() : LaunchContext{.stream = context_.stream};
 }
 
 /// Experts that wait for their rows hold all multiprocessors, on which a branch of the step
@@ -362,7 +359,7 @@ void CudaExperts::multiply(const Side& side, const Rows& x, int64_t slots) {
 
 void CudaExperts::run_all(const ExpertArgs& args) {
   // Kernels of the library that may wait for blocks of their own do not run beside one another.
-  LaunchContext first_context = join(args);
+  LaunchContext first_context = join();
   const int64_t most = AllExpertsGemm::most_rows(experts_);
   for (int64_t first = 0; first < args.m; first += most) {
     ExpertArgs part = args;

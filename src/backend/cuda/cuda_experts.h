@@ -129,9 +129,8 @@ class CudaExperts final : public PreparedExperts, public ExpertDrifts {
   void scatter(const ExpertArgs& args);
   void activate(int64_t slots);
   void combine(const ExpertArgs& args, const LaunchContext& launch);
-  /// Waits for what a branch of the step adds, if there is something; how what reads it is
-  /// launched.
-  [[nodiscard]] LaunchContext join(const ExpertArgs& args) const;
+  /// Waits for the step's branch, if there is one; how what reads its results is launched, next.
+  [[nodiscard]] LaunchContext join() const;
   /// How the first launch of a product is launched.
   [[nodiscard]] LaunchContext first_launch(const Side& side) const;
   /// The product of one side with what it reads, whose rows are rounded, by a launch for each list

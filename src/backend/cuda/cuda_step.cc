@@ -121,15 +121,13 @@ void CudaStep::normalize(const NormalizeArgs& args) {
 
 void CudaStep::add_gated(const GatedAddArgs& args) {
   CHECK(args.x.type == DType::kBF16 && args.rows.type == DType::kBF16);
-  const LaunchContext launch =
-      steps_.branch_.ended() ? steps_.branch_.join() : LaunchContext{.stream = steps_.stream_};
   must(add_gated_rows({.x = args.x.data,
                        .gate = args.gate,
                        .rows = args.rows.data,
                        .count = rows(),
                        .n = args.width,
                        .y = args.y},
-                      launch),
+                      {steps_.stream_}),
        "adding a gated expert");
 }
 
