@@ -89,7 +89,8 @@ void set_dtype(Json& json, DType dtype) {
 }
 
 void drop_quantization(Json& json, DType dtype, const DummyOptions& options) {
-  if (json.as_object().erase("quantization_config") && !options.scheme) {
+  const bool again = options.scheme || options.others;  // another one is written
+  if (json.as_object().erase("quantization_config") && !again) {
     NIBBLE_LOG(kInfo, "{}: quantization_config is left out, the weights are {}", options.config,
                dtype_name(dtype));
   }
