@@ -20,6 +20,7 @@ struct Flags {
   DummyOptions options;
   std::string dtype = "auto";
   std::string scheme;
+  std::string others;
   bool tiny = false;
   bool force = false;
   bool json = false;
@@ -57,6 +58,9 @@ Status run(Flags& flags) {
   if (!flags.scheme.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(options.scheme, find_scheme(flags.scheme));
   }
+  if (!flags.others.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(options.others, find_scheme(flags.others));
+  }
   options.widths = flags.tiny ? DummyWidths::kTiny : DummyWidths::kOfConfig;
   options.existing = flags.force ? ExistingOutput::kReplace : ExistingOutput::kRefuse;
   ProgressDisplay display("written", ProgressDisplay::Unit::kBytes);
@@ -89,6 +93,10 @@ void add_make_dummy_command(CLI::App& app, CommandContext& context) {
   command->add_option("--scheme", flags->scheme,
                       "Store what nibble quantize would quantize in this scheme, as it does, "
                       "instead of as the config says");
+  command->add_option(
+      "--attention-scheme", flags->others,
+      "Of a mixture of experts: store attention, shared experts and dense layers in "
+      "this scheme; routed experts are as --scheme or the config says");
   command->add_flag("--tiny", flags->tiny,
                     "Hidden states of 64 and all else to match, with as many layers and experts");
   command->add_option("--shard-size", options.shard_bytes, "Largest weight file, like 5GB")

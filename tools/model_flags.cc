@@ -109,6 +109,7 @@ BackendOptions backend_of(const ModelFlags& flags) {
                   .pinning = flags.pinning,
                   .numa = flags.numa,
                   .exact_activations = flags.exact_activations},
+          .cuda = {.branch_steps = !flags.one_stream},
           .kernels = flags.kernels,
           .cuda_library = flags.cuda_library};
 }

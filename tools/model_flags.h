@@ -22,6 +22,7 @@ struct ModelFlags {
   std::vector<std::string> kernels;
   std::string device = "auto";
   std::string cuda_library;
+  bool one_stream = false;  // no CudaBackendOptions::branch_steps
   Pinning pinning = Pinning::kOff;
   NumaMode numa = NumaMode::kAuto;
 };

@@ -358,6 +358,8 @@ void add_bench_offline(CLI::App& bench, CommandContext& context) {
   number("--max-num-batched-tokens", flags->max_num_batched_tokens,
          "Tokens of one step; longer prefills are cut", 1, int64_t{1} << 20);
   number("--repeats", flags->repeats, "Prefills, each followed by the decode steps", 1, 1000);
+  command->add_flag("--one-stream", flags->model.one_stream,
+                    "On GPUs: no work of a step beside other work, for comparisons");
   command->add_option("--seed", flags->seed, "Of the random tokens")
       ->check(whole_number(0))
       ->capture_default_str();

@@ -78,6 +78,21 @@ def names_of_run(before, after, latent):
     return names
 
 
+def name_branches(kinds, named):
+    """Products between a norm and the sum of the experts that tokens choose: of the expert that
+    every token takes, beside the others or in front of them."""
+    for end, kind in enumerate(kinds):
+        if kind != COMBINED:
+            continue
+        begin = next((j for j in range(end, 0, -1) if kinds[j] == "norm + quantize"), 0)
+        name = "gate_up"
+        for j in range(begin, end):
+            if is_product(kinds[j]):
+                down = kinds[j] == "product" and "product" in kinds[begin:j]
+                name = "down" if down else name
+                named[j] = f"product shared {name}"
+
+
 def name_products(kinds):
     """Tells the products apart by what stands around them, and by their order where nothing does.
     What adds the parts of one has its name; those of an expert that every token takes, or that
@@ -99,6 +114,7 @@ def name_products(kinds):
             number += kinds[j] == "product" or j == i
             name = names[min(number, len(names) - 1)]
             named[j] = f"product {'shared ' if shared else ''}{name}"
+    name_branches(kinds, named)
     return named
 
 

@@ -12,6 +12,7 @@ namespace nibble {
 struct CudaBackendOptions {
   int device = 0;
   bool record_steps = true;          // decode steps as CUDA graphs
+  bool branch_steps = true;          // branches of steps on a second stream; results are the same
   std::vector<std::string> kernels;  // as those of CpuBackendOptions
   // The program's own: the library has a copy of that code, which knows none of the mapped files.
   CopyBytes* copy = copy_bytes;
@@ -38,7 +39,7 @@ Result<std::unique_ptr<Backend>> open_backend(const BackendOptions& options);
 
 /// Version of the interface between the program and libnibble_cuda.so, which must be built from the
 /// same sources. Raise it when Backend changes.
-inline constexpr int kCudaInterface = 6;
+inline constexpr int kCudaInterface = 7;
 /// The library's function nibble_cuda_make_backend; nibble_cuda_interface is the number above.
 using MakeCudaBackend = void(const CudaBackendOptions& options,
                              Result<std::unique_ptr<Backend>>& result);

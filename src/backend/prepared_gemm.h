@@ -28,6 +28,8 @@ class PreparedGemm {
   virtual void multiply(const GemmArgs& args) = 0;
   /// Whether m rows that `other`, of the same device, rounded are those that this product reads.
   [[nodiscard]] virtual bool reads_rows_of(const PreparedGemm& other, int64_t m) const = 0;
+  /// Makes room for running it in branches of steps (Step::begin_branch()). kResourceExhausted.
+  virtual Status prepare_branch() { return {}; }
   /// The weights in canonical form again: packing is invertible.
   [[nodiscard]] virtual Result<QuantTensor> unpack() const = 0;
   /// Replaces rows [first_row, first_row + rows.n) in place: of one of the parts, or all. The

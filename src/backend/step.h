@@ -50,6 +50,7 @@ struct StepLimits {
   int64_t top_k = 0;         // experts of a row, in the layers that have them
   int64_t hidden = 0;        // of their inputs
   int64_t expert_width = 0;  // of one
+  int64_t shared_width = 0;  // of the expert that every token takes; 0: there is none
   int64_t scaled_pairs = 0;  // of a row's frequencies, where DynamicRope scales them
   int64_t latent_heads = 0;  // of queries, where attention is latent
   int64_t latent_row = 0;    // numbers of a cached row there
@@ -89,6 +90,13 @@ class Step {
   virtual void attend_expanded(const ExpandedLatentArgs& args);
   virtual void normalize(const NormalizeArgs& args) = 0;
   virtual void add_gated(const GatedAddArgs& args) = 0;
+  /// Begins a branch: the products that are issued until end_branch() may be computed beside what
+  /// is issued behind that, so that neither reads what the other writes. PreparedExperts::run(),
+  /// which must follow, waits for it, at the latest in front of adding to its y. Products in it are
+  /// those that PreparedGemm::prepare_branch() prepared.
+  /// Memory for results, [rows(), width] f32; null: this step has no branches, as on CPUs.
+  [[nodiscard]] virtual float* begin_branch(int64_t /*width*/) { return nullptr; }
+  virtual void end_branch() {}
   /// out[r] = input(x[r]) as f32 for every row of the step, [rows(), width] in the host's memory:
   /// for observers of products (RowObserver). Only where the backend's memory is the host's.
   virtual void input_rows(const InputRows& args, float* out);

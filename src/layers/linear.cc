@@ -36,6 +36,13 @@ Result<Linear> Linear::prepare(std::span<const MappedLinear> parts,
   return linear;
 }
 
+Status Linear::prepare_branch() {
+  for (const Part& part : parts_) {
+    NIBBLE_RETURN_IF_ERROR(part.gemm->prepare_branch());
+  }
+  return {};
+}
+
 int64_t Linear::weight_bytes() const {
   auto bytes = static_cast<int64_t>(bias_.size());
   for (const Part& part : parts_) {

@@ -25,6 +25,9 @@ class Linear final {
                                 Backend& backend,
                                 int64_t max_rows);
 
+  /// PreparedGemm::prepare_branch().
+  Status prepare_branch();
+
   [[nodiscard]] int64_t n() const { return n_; }
   [[nodiscard]] int64_t k() const { return k_; }
   /// What activations are rounded to, of the first part.

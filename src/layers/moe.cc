@@ -2,12 +2,40 @@
 
 namespace nibble {
 
-void Moe::add_experts(float* hidden, const ForwardContext& context) {
+void Moe::forward(float* hidden, const ForwardContext& context) {
+  normalize(hidden, context);
+  float* const beside =
+      has_shared() && context.observer == nullptr ? context.step.begin_branch(hidden_) : nullptr;
+  if (beside == nullptr) {
+    add_experts(hidden, context);
+    if (has_shared()) {
+      project_shared(context);
+      add_shared(hidden, context);
+    }
+    return;
+  }
+  project_shared(context);
+  GemmArgs output = shared_output(beside, context);
+  output.output = GemmOutput::kStore;
+  parts_.shared->down.forward(output, context);
+  context.step.end_branch();
+  run_experts(hidden, is_gated() ? nullptr : beside, context);
+  if (is_gated()) {
+    add_gated(hidden, context);
+  }
+}
+
+void Moe::run_experts(float* y, const float* beside, const ForwardContext& context) {
   parts_.experts->run({.x = context.scratch[ScratchName::kNormed],
                        .x_stride = hidden_,
                        .m = context.rows,
-                       .y = hidden,
-                       .y_stride = hidden_});
+                       .y = y,
+                       .y_stride = hidden_,
+                       .beside = beside});
+}
+
+void Moe::add_experts(float* hidden, const ForwardContext& context) {
+  run_experts(hidden, nullptr, context);
 }
 
 void Moe::project_shared(const ForwardContext& context) {
@@ -17,24 +45,31 @@ void Moe::project_shared(const ForwardContext& context) {
                                  context);
 }
 
-void Moe::add_shared(float* hidden, const ForwardContext& context) {
-  Shared& shared = *parts_.shared;
-  const bool gated = shared.gate.size() > 0;
+GemmArgs Moe::shared_output(float* y, const ForwardContext& context) const {
   GemmArgs args{.x = context.scratch[ScratchName::kUp],
                 .m = context.rows,
-                .y = hidden,
+                .y = y,
                 .output = GemmOutput::kAdd,
-                .input = {.kind = GemmInput::Kind::kSiluMul, .turn = shared.turn}};
-  if (gated) {
+                .input = {.kind = GemmInput::Kind::kSiluMul, .turn = parts_.shared->turn}};
+  if (is_gated()) {
     args.y = context.scratch[ScratchName::kShared];
     args.output = GemmOutput::kStore;
   }
-  if (shared.down.forward(args, context) == Linear::Done::kYes && gated) {
-    context.step.add_gated({.x = context.scratch[ScratchName::kNormed],
-                            .gate = shared.gate.as<float>(),
-                            .rows = context.scratch[ScratchName::kShared],
-                            .width = hidden_,
-                            .y = hidden});
+  return args;
+}
+
+void Moe::add_gated(float* hidden, const ForwardContext& context) {
+  context.step.add_gated({.x = context.scratch[ScratchName::kNormed],
+                          .gate = parts_.shared->gate.as<float>(),
+                          .rows = context.scratch[ScratchName::kShared],
+                          .width = hidden_,
+                          .y = hidden});
+}
+
+void Moe::add_shared(float* hidden, const ForwardContext& context) {
+  const GemmArgs args = shared_output(hidden, context);
+  if (parts_.shared->down.forward(args, context) == Linear::Done::kYes && is_gated()) {
+    add_gated(hidden, context);
   }
 }
 

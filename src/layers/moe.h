@@ -49,14 +49,7 @@ class Moe final {
   }
 
   /// hidden [rows, hidden].
-  void forward(float* hidden, const ForwardContext& context) {
-    normalize(hidden, context);
-    add_experts(hidden, context);
-    if (has_shared()) {
-      project_shared(context);
-      add_shared(hidden, context);
-    }
-  }
+  void forward(float* hidden, const ForwardContext& context);
 
   /// The parts of forward(), in their order, for those who look between them: x into the scratch
   /// kNormed; the routed experts of x onto hidden; gate and up of the expert that every token takes
@@ -80,6 +73,14 @@ class Moe final {
   [[nodiscard]] PreparedExperts& routed() { return *parts_.experts; }
 
  private:
+  [[nodiscard]] bool is_gated() const { return parts_.shared->gate.size() > 0; }
+  /// y += the routed experts of x, then `beside`, if there is one.
+  void run_experts(float* y, const float* beside, const ForwardContext& context);
+  /// What down of the expert that every token takes makes of kUp, into or onto y, F32.
+  [[nodiscard]] GemmArgs shared_output(float* y, const ForwardContext& context) const;
+  /// As much of that as its gate says, out of kShared onto hidden.
+  void add_gated(float* hidden, const ForwardContext& context);
+
   Parts parts_;
   int64_t hidden_;
   int64_t top_k_;

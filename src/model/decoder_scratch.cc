@@ -59,6 +59,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelOptions& options) {
           .top_k = has_experts_somewhere(config) ? config.moe.experts_per_token : 0,
           .hidden = config.hidden_size,
           .expert_width = config.moe.width,
+          .shared_width = config.moe.shared_width,
           .scaled_pairs = scaled ? config.head_dim / 2 : 0,
           .latent_heads = config.latent.kv_rank > 0 ? config.num_heads : 0,
           .latent_row = config.latent.kv_rank > 0 ? config.latent.row_dim() : 0,

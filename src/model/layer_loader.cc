@@ -267,6 +267,8 @@ Result<std::unique_ptr<Moe::Shared>> LayerLoader::shared_expert(int64_t layer) {
               hidden, Bias::kNone));
   NIBBLE_ASSIGN_OR_RETURN(
       Linear down, stacked(layer, {{Role::kSharedDown, hidden}}, moe.shared_width, Bias::kNone));
+  NIBBLE_RETURN_IF_ERROR(gate_up.prepare_branch());
+  NIBBLE_RETURN_IF_ERROR(down.prepare_branch());
   NIBBLE_ASSIGN_OR_RETURN(const int64_t turn,
                           this->turn(Role::kSharedDown, layer, moe.shared_width));
   DeviceBuffer gate;

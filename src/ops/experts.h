@@ -39,6 +39,9 @@ struct ExpertArgs {
   int64_t m = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
+  // [m, hidden], dense: added to y behind the experts. A branch of the step (Step::begin_branch())
+  // has computed it; null: nothing, and always on devices without branches.
+  const float* beside = nullptr;
 };
 
 /// Weights of a layer's experts as an oracle reads them.

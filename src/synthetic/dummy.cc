@@ -89,7 +89,8 @@ void set_dtype(Json& json, DType dtype) {
 }
 
 void drop_quantization(Json& json, DType dtype, const DummyOptions& options) {
-  if (json.as_object().erase("quantization_config") && !options.scheme) {
+  const bool again = options.scheme || options.others;  // another one is written
+  if (json.as_object().erase("quantization_config") && !again) {
     NIBBLE_LOG(kInfo, "{}: quantization_config is left out, the weights are {}", options.config,
                dtype_name(dtype));
   }
@@ -98,6 +99,27 @@ void drop_quantization(Json& json, DType dtype, const DummyOptions& options) {
 bool is_coded(const DummyTensor& tensor) {
   return tensor.content != DummyContent::kGaussian && weights_of_element(tensor.content) > 0 &&
          tensor.content != DummyContent::kOnes;
+}
+
+/// What is written in rules: nothing, where all is as the config says.
+Result<std::optional<QuantScheme>> ruled_scheme(const DummyOptions& options,
+                                                const Json& fields,
+                                                const ModelConfig& model) {
+  if (!options.others) {
+    return options.scheme;
+  }
+  if (model.moe.experts == 0) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--attention-scheme {}: {} has no experts; give --scheme alone",
+                      options.others->name, options.config);
+  }
+  if (options.scheme) {
+    return options.scheme;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(
+      const QuantScheme experts,
+      options.dtype ? find_scheme("bf16") : scheme_of_experts(fields, options.config));
+  return std::optional(experts);
 }
 
 // Dense models are written unquantized; mixtures of experts as their config says, unless a type or
@@ -119,7 +141,8 @@ Result<DummyConfig> read_config(const DummyOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const auto stored,
                           read_dtype_field(fields, JsonReader(fields, options.config)));
   out.dtype = options.dtype.value_or(stored.value_or(experts ? DType::kBF16 : DType::kF32));
-  if (options.dtype || options.scheme || !experts) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto scheme, ruled_scheme(options, fields, out.model));
+  if (options.dtype || scheme || !experts) {
     set_dtype(fields, out.dtype);
     drop_quantization(fields, out.dtype, options);
     drop_quantization(out.json, out.dtype, options);
@@ -131,7 +154,8 @@ Result<DummyConfig> read_config(const DummyOptions& options) {
                                                          .fields = fields,
                                                          .where = options.config,
                                                          .dtype = out.dtype,
-                                                         .scheme = options.scheme}));
+                                                         .scheme = scheme,
+                                                         .others = options.others}));
   out.tensors = std::move(list.tensors);
   if (std::ranges::none_of(out.tensors, is_coded)) {  // dense layers of a model with coded experts
     drop_quantization(fields, out.dtype, options);

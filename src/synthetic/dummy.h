@@ -23,6 +23,9 @@ struct DummyOptions {
   std::optional<DType> dtype;  // kF32, kF16 or kBF16: unquantized; empty: as the config says
   /// Instead of the config's own: what `nibble quantize` would make in it. `dtype` is the rest's.
   std::optional<QuantScheme> scheme;
+  /// Of a mixture of experts: how all linear layers but those of routed experts are stored, namely
+  /// attention, shared experts and dense layers. Experts are as without it.
+  std::optional<QuantScheme> others;
   int64_t shard_bytes = int64_t{5} << 30;
   ExistingOutput existing = ExistingOutput::kRefuse;
   int threads = 0;                                                        // 0: one per core

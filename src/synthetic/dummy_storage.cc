@@ -9,6 +9,7 @@
 #include "checkpoint/linear_slots.h"
 #include "checkpoint/quant_config.h"
 #include "checkpoint/quant_config_writer.h"
+#include "quantizer/plan_config.h"
 #include "quantizer/rules.h"
 #include "synthetic/dummy_tensors.h"
 
@@ -56,6 +57,13 @@ bool can_make(const QuantScheme& scheme) {
   return scheme.weight.zero_points == ZeroPoints::kNone && scheme.act != ActFormat::kIntBlocks;
 }
 
+bool is_int4_in_groups(const QuantConfig& source) {
+  const QuantGroup* group = source.groups.size() == 1 ? source.groups.data() : nullptr;
+  return source.dialect == Dialect::kCompressedTensors && group != nullptr &&
+         group->number == QuantGroup::Number::kInt && group->bits == 4 && group->symmetric &&
+         group->strategy == QuantGroup::Strategy::kGroup;
+}
+
 bool is_linear(Role role) {
   return role != Role::kEmbedding && role != Role::kHead && role != Role::kRouter &&
          role != Role::kSharedExpertGate;
@@ -74,6 +82,7 @@ class StoredLister final {
     }
     DummyList list{.tensors = std::move(tensors_), .quantization_config = Json()};
     if (!stored_.uses.empty()) {
+      name_uses();
       std::ranges::sort(stored_.ignore);  // as names lie in a file
       if (model_.tie_word_embeddings) {
         stored_.ignore.emplace_back("lm_head");  // tied to the embedding, yet a Linear to loaders
@@ -90,17 +99,67 @@ class StoredLister final {
     return fused.has_value() && fused->published && !rules_;
   }
 
+  static Status check_makes(std::string_view flag, const QuantScheme& scheme) {
+    return can_make(scheme)
+               ? Status()
+               : make_error(StatusCode::kUnsupported,
+                            "{} {}: no random weights are made in it; quantize a checkpoint that "
+                            "--dtype bf16 makes",
+                            flag, scheme.name);
+  }
+
   Status use_scheme() {
     const QuantScheme& scheme = *options_.scheme;
-    if (!can_make(scheme)) {
-      return make_error(StatusCode::kUnsupported,
-                        "--scheme {}: no random weights are made in it; quantize a checkpoint that "
-                        "--dtype bf16 makes",
-                        scheme.name);
-    }
+    NIBBLE_RETURN_IF_ERROR(check_makes("--scheme", scheme));
     NIBBLE_ASSIGN_OR_RETURN(rules_, RuleSet::create({.scheme = scheme}, options_.config));
     stored_.dialect = default_dialect(scheme);
+    if (options_.others && options_.others->weight.quantized()) {
+      NIBBLE_RETURN_IF_ERROR(check_makes("--attention-scheme", *options_.others));
+      const Dialect others = default_dialect(*options_.others);
+      stored_.dialect = !scheme.weight.quantized()             ? others
+                        : options_.others->name == scheme.name ? stored_.dialect
+                                                               : Dialect::kCompressedTensors;
+    }
     return {};
+  }
+
+  // What --attention-scheme is about.
+  [[nodiscard]] bool is_other(Role role) const {
+    return options_.others && is_linear(role) && !of_a_routed_expert(role);
+  }
+
+  /// Notes that a module is stored in a scheme.
+  void note_use(const QuantScheme& scheme, const std::string& module) {
+    const auto same = [&](const SchemeUse& use) {
+      return use.scheme.weight == scheme.weight && use.scheme.act == scheme.act;
+    };
+    const auto found = std::ranges::find_if(stored_.uses, same);
+    SchemeUse& use =
+        found != stored_.uses.end() ? *found : stored_.uses.emplace_back(SchemeUse{scheme, {}});
+    use.modules.push_back(module);
+  }
+
+  /// Modules of several schemes become the patterns that quantize would write; those of one are
+  /// every linear layer that is not ignored.
+  void name_uses() {
+    if (stored_.uses.size() == 1) {
+      stored_.uses.front().modules.clear();
+      return;
+    }
+    std::vector<std::vector<std::string>> patterns;
+    for (SchemeUse& use : stored_.uses) {
+      std::ranges::sort(use.modules);  // as names lie in a file
+      std::vector<std::string> others = stored_.ignore;
+      for (const SchemeUse& other : stored_.uses) {
+        if (&other != &use) {
+          others.insert(others.end(), other.modules.begin(), other.modules.end());
+        }
+      }
+      patterns.push_back(module_patterns(use.modules, others));
+    }
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      stored_.uses[i].modules = std::move(patterns[i]);
+    }
   }
 
   Status read_storage() {
@@ -109,7 +168,6 @@ class StoredLister final {
       return {};
     }
     NIBBLE_ASSIGN_OR_RETURN(const QuantConfig source, read_quant_config(options_.fields, ""));
-    const QuantGroup* group = source.groups.size() == 1 ? source.groups.data() : nullptr;
     if (source.dialect == Dialect::kFp8) {
       storage_ = Storage::kFp8Blocks;
       return {};
@@ -118,11 +176,9 @@ class StoredLister final {
       storage_ = Storage::kMxfp4Experts;
       return {};
     }
-    if (source.dialect == Dialect::kCompressedTensors && group != nullptr &&
-        group->number == QuantGroup::Number::kInt && group->bits == 4 && group->symmetric &&
-        group->strategy == QuantGroup::Strategy::kGroup) {
+    if (is_int4_in_groups(source)) {
       storage_ = Storage::kInt4Experts;
-      group_size_ = group->group_size;
+      group_size_ = source.groups.front().group_size;
       return {};
     }
     return make_error(StatusCode::kUnsupported,
@@ -153,7 +209,10 @@ class StoredLister final {
 
   // As the plan of `nibble quantize` has it.
   Status add_by_rule(const ModelTensor& tensor) {
-    NIBBLE_ASSIGN_OR_RETURN(const Decision decision, rules_->decide(tensor.module));
+    NIBBLE_ASSIGN_OR_RETURN(Decision decision, rules_->decide(tensor.module));
+    if (is_other(tensor.role)) {
+      decision.scheme = options_.others;
+    }
     const int64_t n = tensor.shape[0];
     const int64_t k = tensor.shape[1];
     if (!decision.scheme || !decision.scheme->weight.quantized()) {
@@ -169,9 +228,7 @@ class StoredLister final {
                         "{}: {} input channels are no multiple of the group size {}", tensor.module,
                         k, scheme.weight.group_size);
     }
-    if (stored_.uses.empty()) {
-      stored_.uses.push_back({scheme, {}});
-    }
+    note_use(scheme, tensor.module);
     for (TensorSlot& slot : linear_slots(scheme, stored_.dialect, n, k)) {
       const DummyContent content = content_of(slot, scheme.weight.code, stored_.dialect);
       tensors_.push_back({fmt::format("{}.{}", tensor.module, slot.suffix), slot.dtype,
@@ -256,6 +313,26 @@ class StoredLister final {
 };
 
 }  // namespace
+
+Result<QuantScheme> scheme_of_experts(const Json& fields, const std::string& where) {
+  const Json* quant = fields.find("quantization_config");
+  if (quant != nullptr && !quant->is_null()) {
+    NIBBLE_ASSIGN_OR_RETURN(const QuantConfig source, read_quant_config(fields, ""));
+    for (const QuantScheme& scheme : all_schemes()) {
+      const bool groups = scheme.weight.code == WeightCode::kInt4 && can_make(scheme) &&
+                          scheme.weight.scale_per == ScalePer::kGroup &&
+                          scheme.act == ActFormat::kFloat;
+      if (groups && is_int4_in_groups(source) &&
+          source.groups.front().group_size == scheme.weight.group_size) {
+        return scheme;
+      }
+    }
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "{}: quantization_config says of no scheme how experts are stored; give "
+                    "--scheme beside --attention-scheme",
+                    where);
+}
 
 Result<DummyList> list_dummy_tensors(const ModelConfig& model, const DummyStorage& storage) {
   return StoredLister(model, storage).list();

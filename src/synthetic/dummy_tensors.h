@@ -52,7 +52,12 @@ struct DummyStorage {
   std::string where;   // for messages
   DType dtype = DType::kBF16;
   std::optional<QuantScheme> scheme;  // instead of what quantization_config says
+  std::optional<QuantScheme> others;  // with `scheme`: of linear layers of no routed expert
 };
+
+/// The scheme of routed experts that quantization_config says are INT4 in groups, as they are made
+/// without a scheme. kUnsupported, naming the field and the remedy, for other experts.
+Result<QuantScheme> scheme_of_experts(const Json& fields, const std::string& where);
 
 /// Every tensor of a checkpoint, in the order of the layers.
 struct DummyList {

@@ -68,6 +68,75 @@ def test_quantizing_a_plain_one_gives_the_same_layout(tmp_path):
         assert {name: tensor[:2] for name, tensor in stored(tmp_path / scheme).items()} == expected
 
 
+ATTENTION_SCHEMES = ("w8a8_fp8", "w4a16_g32")
+
+
+@pytest.mark.parametrize("scheme", ATTENTION_SCHEMES)
+@pytest.mark.parametrize("flags", [(), ("--scheme", "w8a8_fp8")])
+def test_attention_and_shared_experts_in_a_scheme(scheme, flags, tmp_path):
+    folder = make(tmp_path, *flags, "--attention-scheme", scheme)
+    assert generates(folder) == succeeds("generate", folder, *RUN, "--threads", 1).stdout
+    config = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in config["text_config"]
+    groups = config["quantization_config"]["config_groups"]
+    assert len(groups) == (1 if scheme in flags or (not flags and scheme == "w4a16_g32") else 2)
+    tensors = stored(folder)
+    kept = sorted(name for name in tensors if name.endswith(("gate.weight", "embed_tokens.weight",
+                                                             "lm_head.weight")))
+    assert len(kept) == 2 + 2  # routers, embedding and head
+    code = "F8_E4M3" if scheme == "w8a8_fp8" else "I32"
+    suffix = "weight" if scheme == "w8a8_fp8" else "weight_packed"
+    for module in (f"{ATTENTION}kv_b_proj", f"{ATTENTION}q_a_proj", f"{ATTENTION}o_proj",
+                   f"{LAYER}mlp.shared_experts.down_proj",
+                   "language_model.model.layers.0.mlp.gate_proj"):
+        assert tensors[f"{module}.{suffix}"][0] == code
+    experts = f"{LAYER}mlp.experts.3.up_proj."
+    assert (experts + "weight_packed" in tensors) == (flags == ())
+
+
+@pytest.mark.parametrize("scheme", ATTENTION_SCHEMES)
+def test_its_answers_are_those_of_its_weights(scheme, tmp_path):
+    """Beside the same weights in BF16, which a checkpoint in a scheme is decoded to."""
+    folder = make(tmp_path, "--attention-scheme", scheme)
+    plain = tmp_path / "plain"
+    succeeds("quantize", folder, plain, "--scheme", "bf16")
+    text = tmp_path / "text"
+    text.write_bytes((ROOT / "tests/data/text/the_black_cat.txt").read_bytes()[:3000])
+    found = json_of("eval", "kld", plain, folder, "--text", text, "--window", 256)
+    # 1.2e-5 where activations are rounded to E4M3, else 2e-6; of other weights 0.025.
+    assert 0 <= found["kld"] < (1e-4 if scheme == "w8a8_fp8" else 1e-5)
+    assert found["same_top"] > (0.9 if scheme == "w8a8_fp8" else 0.97)
+    other = make(tmp_path, "--attention-scheme", scheme, "--seed", 1, "--force")
+    assert json_of("eval", "kld", plain, other, "--text", text, "--window", 256)["kld"] > 0.01
+
+
+@pytest.mark.parametrize("scheme", ATTENTION_SCHEMES)
+def test_quantizing_by_rules_gives_the_layout_of_an_attention_scheme(scheme, tmp_path):
+    made = make(tmp_path, "--attention-scheme", scheme)
+    expected = {name: tensor[:2] for name, tensor in stored(made).items()}
+    config = json.loads((made / "config.json").read_text())["quantization_config"]
+    plain = make(tmp_path, "--dtype", "bf16", "--force")
+    succeeds("quantize", plain, tmp_path / "q", "--scheme", scheme, "--rule",
+             r"re:.*\.experts\..*=w4a16_g32", "--include", "re:.*_proj")
+    assert {name: tensor[:2] for name, tensor in stored(tmp_path / "q").items()} == expected
+    written = json.loads((tmp_path / "q/config.json").read_text())["quantization_config"]
+    assert sorted(map(str, written["config_groups"].values())) == sorted(
+        map(str, config["config_groups"].values()))
+    assert sorted(written["ignore"]) == sorted(config["ignore"])
+
+
+def test_an_attention_scheme_that_cannot_be(tmp_path):
+    def refused(code, *words, flags):
+        (tmp_path / "in.json").write_text(json.dumps(config_of()))
+        fails(code, *words, arguments=("make-dummy", "--config", tmp_path / "in.json", "--out",
+                                       tmp_path / "model", "--tiny", "--layers", 2, *flags))
+
+    refused(UNSUPPORTED, "--attention-scheme w4ax", flags=("--attention-scheme", "w4ax"))
+    fails(INVALID, "--attention-scheme w8a8_fp8", "no experts", arguments=(
+        "make-dummy", "--config", ROOT / "bench/configs/llama_1b.json", "--out", tmp_path / "l",
+        "--tiny", "--attention-scheme", "w8a8_fp8"))
+
+
 def test_a_rank_of_several_devices_has_its_experts_alone(model):
     bench = ("bench", "offline", model, "--input-len", 16, "--output-len", 4, "--repeats", 1)
     whole = json_of(*bench)
@@ -298,6 +367,11 @@ def test_the_products_of_a_step_are_told_apart(monkeypatch):
     of_layer = ["q_a + kv_a", "q_b", "keys", "values", "values", "o"]
     assert names == [*of_layer, "gate_up", "down", *of_layer, "shared gate_up", "shared down",
                      "head"]
+    beside = ["p", "routing", "activation + quantize", "p", "routing", "experts",
+              "parts of a product", "experts", "combine experts"]
+    step = [full.get(kind, kind) for kind in [*attention, *beside, "norm", "p"]]
+    names = [name[8:] for name in step_profile.name_products(step) if name.startswith("product ")]
+    assert names == [*of_layer, "shared gate_up", "shared down", "shared down", "head"]
     plain = ["norm", "p", "rope + append", "attention", "p", "norm", *dense, "norm", "p"]
     names = step_profile.name_products([full.get(kind, kind) for kind in plain])
     assert [name for name in names if name.startswith("product")] == [

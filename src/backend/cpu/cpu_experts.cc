@@ -162,6 +162,7 @@ int64_t CpuExperts::active_bytes(int64_t experts) const {
 }
 
 void CpuExperts::run(const ExpertArgs& args) {
+  CHECK(args.beside == nullptr);
   for (int64_t row = 0; row < args.m; row += max_rows_) {
     ExpertArgs part = args;
     part.x = args.x.at(row * args.x_stride);

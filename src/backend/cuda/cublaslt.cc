@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/memory.h"
 #include "base/check.h"
 
 namespace nibble::cuda {
@@ -161,7 +162,28 @@ CublasLt::~CublasLt() {
   cudaFree(workspace_);
 }
 
-void* CublasLt::scratch() const { return static_cast<std::byte*>(workspace_) + kWorkspaceBytes; }
+void* CublasLt::workspace(cudaStream_t stream) const {
+  const std::lock_guard lock(mutex_);
+  const auto own = own_.find(stream);
+  return own != own_.end() ? own->second.as<void>() : workspace_;
+}
+
+void* CublasLt::scratch(cudaStream_t stream) const {
+  return static_cast<std::byte*>(workspace(stream)) + kWorkspaceBytes;
+}
+
+Status CublasLt::add_stream(cudaStream_t stream) {
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer memory, allocate_device(kWorkspaceBytes + kScratchBytes,
+                                                               "another workspace of cuBLASLt's"));
+  const std::lock_guard lock(mutex_);
+  own_[stream] = std::move(memory);
+  return {};
+}
+
+void CublasLt::remove_stream(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  own_.erase(stream);
+}
 
 Result<std::shared_ptr<CublasLt>> CublasLt::open(const DeviceInfo& device) {
   static std::mutex mutex;
@@ -244,10 +266,10 @@ Status CublasLt::multiply(const Plan& plan,
                           const CublasLtOperands& args,
                           cudaStream_t stream) const {
   const float alpha = 1.0F;
-  NIBBLE_CUBLASLT(
-      api_->matmul(handle_, plan.desc, &alpha, args.w, plan.w, args.x, plan.x, &args.beta, args.y,
-                   plan.y, args.y, plan.y, &plan.algorithm, workspace_, kWorkspaceBytes, stream),
-      "product");
+  NIBBLE_CUBLASLT(api_->matmul(handle_, plan.desc, &alpha, args.w, plan.w, args.x, plan.x,
+                               &args.beta, args.y, plan.y, args.y, plan.y, &plan.algorithm,
+                               workspace(stream), kWorkspaceBytes, stream),
+                  "product");
   return {};
 }
 

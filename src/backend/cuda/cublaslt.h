@@ -12,6 +12,7 @@
 
 #include "backend/cuda/device_info.h"
 #include "base/status.h"
+#include "core/device_buffer.h"
 
 namespace nibble::cuda {
 
@@ -68,7 +69,8 @@ struct CublasLtOperands {
 };
 
 /// A handle on one GPU with the workspace that its products share, and the algorithms chosen so
-/// far. Products run on one stream at a time.
+/// far. Products run on one stream at a time, but for those of streams with a workspace of their
+/// own.
 class CublasLt final {
  public:
   /// Where the plan of a product, its descriptors and its algorithm, comes from.
@@ -98,7 +100,11 @@ class CublasLt final {
                      Planning planning,
                      cudaStream_t stream);
   /// kScratchBytes for whoever prepares operands on the stream of the product.
-  [[nodiscard]] void* scratch() const;
+  [[nodiscard]] void* scratch(cudaStream_t stream) const;
+  /// Gives products on a stream a workspace of their own, while there is such a stream.
+  /// kResourceExhausted.
+  Status add_stream(cudaStream_t stream);
+  void remove_stream(cudaStream_t stream);
 
  private:
   struct Plan;
@@ -112,11 +118,13 @@ class CublasLt final {
   Result<std::unique_ptr<Plan>> make_plan(const CublasLtProblem& problem) const;
   Result<const Plan*> kept_plan(const CublasLtProblem& problem);
   Status multiply(const Plan& plan, const CublasLtOperands& args, cudaStream_t stream) const;
+  [[nodiscard]] void* workspace(cudaStream_t stream) const;
 
   const CublasLtApi* api_;
   cublasLtHandle_t handle_;
   void* workspace_;  // kWorkspaceBytes, then kScratchBytes
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::map<cudaStream_t, DeviceBuffer> own_;  // workspaces
   std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
   std::map<CublasLtProblem, std::unique_ptr<Plan>> plans_;
 };

@@ -17,6 +17,7 @@
 #include "backend/cuda/load_times.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/self_check.h"
+#include "backend/cuda/step_branch.h"
 #include "backend/kernel_choice.h"
 #include "base/check.h"
 #include "base/log.h"
@@ -68,6 +69,7 @@ class CudaBackend final : public Backend {
     if (stream_ != nullptr) {
       cudaStreamSynchronize(stream_);
       steps_.reset();
+      branch_.reset();
       cudaStreamDestroy(stream_);
     }
   }
@@ -85,6 +87,9 @@ class CudaBackend final : public Backend {
     NIBBLE_RETURN_IF_ERROR(take_kernels());
     NIBBLE_RETURN_IF_ERROR(
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
+    const auto place =
+        options_.branch_steps ? StepBranch::Place::kBeside : StepBranch::Place::kOneStream;
+    branch_ = std::make_unique<StepBranch>(device_, stream_, place);
     self_check_ = std::make_unique<SelfCheck>(stream_);
     NIBBLE_ASSIGN_OR_RETURN(Uploader uploader, Uploader::create(stream_, options_.copy));
     uploader_ = std::make_unique<Uploader>(std::move(uploader));
@@ -251,7 +256,8 @@ class CudaBackend final : public Backend {
     return limits.rows * 4 * (limits.input_width + limits.scaled_pairs) +
            limits.rows *
                ExpertScratch::row_bytes(limits.top_k, limits.hidden, limits.expert_width) +
-           LatentPlans::bytes(limits) + ExpandedLatents::bytes(ExpandedLatents::sizes(limits));
+           StepBranch::bytes(limits) + LatentPlans::bytes(limits) +
+           ExpandedLatents::bytes(ExpandedLatents::sizes(limits));
   }
 
   Status prepare_steps(const StepLimits& limits) override {
@@ -266,7 +272,7 @@ class CudaBackend final : public Backend {
     // A model that was loaded before goes on with steps that serve both.
     const StepLimits all = steps_ == nullptr ? limits : both(steps_->limits(), limits);
     steps_.reset();
-    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(all, recording, stream_));
+    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(all, recording, stream_, *branch_));
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
     }
@@ -326,7 +332,11 @@ class CudaBackend final : public Backend {
   };
 
   [[nodiscard]] GemmContext gemm_context() {
-    return {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_};
+    return {.device = device_,
+            .stream = stream_,
+            .scratch = scratch_,
+            .uploader = *uploader_,
+            .branch = branch_.get()};
   }
 
   /// The best entry for experts: one that was asked for, if it multiplies them.
@@ -475,6 +485,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<SelfCheck> self_check_;
   GemmScratch scratch_;
   ExpertScratch experts_;
+  std::unique_ptr<StepBranch> branch_;
   std::unique_ptr<CudaSteps> steps_;  // from prepare_steps() on
   // By their places in the file, those on the GPU as they are there, since the last table.
   std::map<const std::byte*, std::weak_ptr<const DeviceBuffer>> matrices_;

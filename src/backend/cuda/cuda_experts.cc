@@ -6,6 +6,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/row_kernels.h"
+#include "backend/cuda/step_branch.h"
 #include "base/check.h"
 #include "quant/codec.h"
 
@@ -199,7 +200,7 @@ void CudaExperts::run(const ExpertArgs& args) {
     activate(slots);
   }
   multiply(down_, {(activates_ ? memory_.gate_up : memory_.x).as<void>()}, slots);
-  combine(args);
+  combine(args, join());
 }
 
 void CudaExperts::cut_tiles(int64_t rows) {
@@ -210,7 +211,7 @@ void CudaExperts::cut_tiles(int64_t rows) {
   max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / cut_.most);
 }
 
-void CudaExperts::compute_logits(const ExpertArgs& args) {
+void CudaExperts::compute_logits(const ExpertArgs& args, const LaunchContext& launch) {
   must(router_logits({.x = args.x.data,
                       .router = router_.as<float>(),
                       .bias = floats(router_bias_),
@@ -218,7 +219,7 @@ void CudaExperts::compute_logits(const ExpertArgs& args) {
                       .hidden = gate_up_.k,
                       .experts = static_cast<int32_t>(all_experts_),
                       .logits = memory_.logits.as<float>()},
-                     {context_.stream}),
+                     launch),
        "a router");
 }
 
@@ -237,7 +238,7 @@ RouteRowsArgs CudaExperts::routing(const ExpertArgs& args) const {
 }
 
 void CudaExperts::choose(const ExpertArgs& args) {
-  compute_logits(args);
+  compute_logits(args, {.stream = context_.stream});
   must(route_and_sort(routing(args),
                       {.chosen = memory_.chosen.as<int32_t>(),
                        .experts = static_cast<int32_t>(experts_),
@@ -254,7 +255,19 @@ void CudaExperts::choose(const ExpertArgs& args) {
        "routing");
 }
 
-void CudaExperts::combine(const ExpertArgs& args) {
+LaunchContext CudaExperts::join() const {
+  const bool ended = context_.branch != nullptr && context_.branch->ended();
+  return ended ? context_.branch->join() : LaunchContext{.stream = context_.stream};
+}
+
+/// Experts that wait for their rows hold all multiprocessors, on which a branch of the step
+/// computes while rows are routed: beside one they begin when their rows are there.
+LaunchContext CudaExperts::first_launch(const Side& side) const {
+  const bool beside = context_.branch != nullptr && context_.branch->runs_beside();
+  return {.stream = context_.stream, .overlap = !beside || &side != &gate_up_};
+}
+
+void CudaExperts::combine(const ExpertArgs& args, const LaunchContext& launch) {
   must(combine_slots({.results = memory_.down.as<void>(),
                       .type = down_type_,
                       .slot_of = memory_.slot_of.as<int32_t>(),
@@ -263,8 +276,9 @@ void CudaExperts::combine(const ExpertArgs& args) {
                       .rows = args.m,
                       .n = down_.n,
                       .y = args.y,
-                      .y_stride = args.y_stride},
-                     {context_.stream}),
+                      .y_stride = args.y_stride,
+                      .beside = args.beside},
+                     launch),
        "adding experts");
 }
 
@@ -328,27 +342,33 @@ void CudaExperts::multiply(const Side& side, const Rows& x, int64_t slots) {
       .rows = x.rows,
       .max_tiles = max_tiles_,
       .workspace = context_.scratch.workspace()};
+  LaunchContext context = first_launch(side);
   if (cut_.few > 0) {
     launch.tiles = memory_.tiles.as<ExpertTile>() + max_tiles_;
     launch.tile_count = memory_.tile_count.as<int32_t>() + 1;
     launch.tile_rows = cut_.few;
-    must(weights.kernel().run_grouped(launch, {context_.stream}), weights.kernel_name());
+    must(weights.kernel().run_grouped(launch, context), weights.kernel_name());
     launch.beside = true;
+    context = {.stream = context_.stream};
   }
   launch.tiles = memory_.tiles.as<ExpertTile>();
   launch.tile_count = memory_.tile_count.as<int32_t>();
   launch.tile_rows = cut_.most;
-  must(weights.kernel().run_grouped(launch, {context_.stream}), weights.kernel_name());
+  must(weights.kernel().run_grouped(launch, context), weights.kernel_name());
 }
 
 void CudaExperts::run_all(const ExpertArgs& args) {
+  // Kernels of the library that may wait for blocks of their own do not run beside one another.
+  LaunchContext first_context = join();
   const int64_t most = AllExpertsGemm::most_rows(experts_);
   for (int64_t first = 0; first < args.m; first += most) {
     ExpertArgs part = args;
     part.m = std::min(most, args.m - first);
     part.x = args.x.at(first * args.x_stride);
     part.y = args.y + first * args.y_stride;
-    compute_logits(part);
+    part.beside = args.beside != nullptr ? args.beside + first * down_.n : nullptr;
+    compute_logits(part, first_context);
+    first_context = {.stream = context_.stream};
     must(route_rows(routing(part), {context_.stream}), "routing");
     must(number_slots({.chosen = memory_.chosen.as<int32_t>(),
                        .top_k = static_cast<int32_t>(form_.top_k),
@@ -367,7 +387,7 @@ void CudaExperts::run_all(const ExpertArgs& args) {
                          .y = memory_.down.as<void>(),
                          .result = GemmResult::kF32,
                          .rows = part.m});
-    combine(part);
+    combine(part, {.stream = context_.stream});
   }
 }
 

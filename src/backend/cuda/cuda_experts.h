@@ -122,13 +122,17 @@ class CudaExperts final : public PreparedExperts, public ExpertDrifts {
   [[nodiscard]] InputRounding down_input(int64_t slots) const;
   /// Of every expert, in the step that was routed last; waits.
   [[nodiscard]] std::vector<int64_t> rows_of_experts(int64_t rows) const;
-  void compute_logits(const ExpertArgs& args);
+  void compute_logits(const ExpertArgs& args, const LaunchContext& launch);
   void choose(const ExpertArgs& args);
   /// x of gate and up, in their form.
   const void* round_rows(const ExpertArgs& args);
   void scatter(const ExpertArgs& args);
   void activate(int64_t slots);
-  void combine(const ExpertArgs& args);
+  void combine(const ExpertArgs& args, const LaunchContext& launch);
+  /// Waits for the step's branch, if there is one; how what reads its results is launched, next.
+  [[nodiscard]] LaunchContext join() const;
+  /// How the first launch of a product is launched.
+  [[nodiscard]] LaunchContext first_launch(const Side& side) const;
   /// The product of one side with what it reads, whose rows are rounded, by a launch for each list
   /// of tiles. Bf16 of gate and up, F32 of down.
   void multiply(const Side& side, const Rows& x, int64_t slots);

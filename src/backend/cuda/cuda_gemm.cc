@@ -4,9 +4,29 @@
 #include <set>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/step_branch.h"
 #include "base/check.h"
 
 namespace nibble::cuda {
+
+Status CudaGemm::prepare_branch() {
+  if (context_.branch != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(context_.branch->reserve(packed_->kernel(), problem_, max_m_));
+    branch_prepared_ = true;
+  }
+  return {};
+}
+
+bool CudaGemm::in_branch() const { return context_.branch != nullptr && context_.branch->open(); }
+
+const GemmScratch& CudaGemm::scratch() const {
+  CHECK(!in_branch() || branch_prepared_);
+  return in_branch() ? context_.branch->scratch() : context_.scratch;
+}
+
+LaunchContext CudaGemm::next() const {
+  return in_branch() ? context_.branch->next() : LaunchContext{.stream = context_.stream};
+}
 
 InputRounding CudaGemm::rounding_of(const GemmArgs& args) const {
   return {.x = args.x,
@@ -14,7 +34,7 @@ InputRounding CudaGemm::rounding_of(const GemmArgs& args) const {
           .stride = args.x_stride,
           .rows = args.m,
           .k = problem_.k,
-          .out = {problem_.act, context_.scratch.values(), context_.scratch.scales(),
+          .out = {problem_.act, scratch().values(), scratch().scales(),
                   blocks_ != nullptr ? blocks_->view() : IntBlocks()}};
 }
 
@@ -26,7 +46,9 @@ bool CudaGemm::reads_rows_of(const PreparedGemm& other, int64_t /*m*/) const {
 
 Status CudaGemm::launch_rounding(const GemmArgs& args) const {
   CHECK_LE(args.m, max_m_);
-  return round_input(rounding_of(args), {context_.stream});
+  const InputRounding rounding = rounding_of(args);
+  // Where nothing is launched, the next kernel is still to come.
+  return round_input(rounding, rounding.nothing_to_do() ? LaunchContext() : next());
 }
 
 void CudaGemm::round_rows(const GemmArgs& args) { must(launch_rounding(args)); }
@@ -40,13 +62,12 @@ Status CudaGemm::launch(const GemmArgs& args) {
 
 Status CudaGemm::launch_product(const GemmArgs& args) const {
   CHECK_LE(args.m, max_m_);
-  const GemmScratch& scratch = context_.scratch;
   const bool add = args.output == GemmOutput::kAdd;
   const bool f32 = args.y.type == DType::kF32;
   CHECK(f32 || !add);
   return check(packed_->kernel().run(
-                   {.x = rounding_of(args).nothing_to_do() ? args.x.data : scratch.values(),
-                    .x_scales = scratch.scales(),
+                   {.x = rounding_of(args).nothing_to_do() ? args.x.data : scratch().values(),
+                    .x_scales = scratch().scales(),
                     .blocks = blocks_ != nullptr ? &blocks_->view() : nullptr,
                     .packed = packed_->at(0),
                     .bias = args.bias,
@@ -56,8 +77,8 @@ Status CudaGemm::launch_product(const GemmArgs& args) const {
                     .result = add   ? GemmResult::kAddF32
                               : f32 ? GemmResult::kF32
                                     : GemmResult::kBf16,
-                    .workspace = scratch.workspace()},
-                   {context_.stream}),
+                    .workspace = scratch().workspace()},
+                   next()),
                packed_->kernel_name());
 }
 

@@ -35,6 +35,7 @@ class CudaGemm final : public PreparedGemm {
   /// For each kernel that run() takes for up to `most` rows, the least number of rows, nearly.
   [[nodiscard]] std::vector<int64_t> row_counts(int64_t most) const;
   [[nodiscard]] Result<QuantTensor> unpack() const override { return packed_->unpack(0); }
+  Status prepare_branch() override;
   Status update(int64_t first_row, const QuantTensor& rows) override {
     return packed_->update(0, first_row, rows);
   }
@@ -48,6 +49,11 @@ class CudaGemm final : public PreparedGemm {
   }
 
  private:
+  /// Whether it is issued in a branch of a step; then with that one's memory, on its stream.
+  [[nodiscard]] bool in_branch() const;
+  [[nodiscard]] const GemmScratch& scratch() const;
+  /// How its next kernel is launched.
+  [[nodiscard]] LaunchContext next() const;
   [[nodiscard]] InputRounding rounding_of(const GemmArgs& args) const;
   Status launch_rounding(const GemmArgs& args) const;
   Status launch_product(const GemmArgs& args) const;
@@ -55,6 +61,7 @@ class CudaGemm final : public PreparedGemm {
   GemmProblem problem_;
   GemmContext context_;
   int64_t max_m_ = 0;
+  bool branch_prepared_ = false;
   std::shared_ptr<PackedMatrices> packed_;
   std::shared_ptr<const DeviceBlocks> blocks_;
 };

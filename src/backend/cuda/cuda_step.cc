@@ -139,6 +139,16 @@ void CudaStep::add_gated(const GatedAddArgs& args) {
        "adding a gated expert");
 }
 
+float* CudaStep::begin_branch(int64_t width) {
+  StepBranch& branch = steps_.branch_;
+  if (!branch.takes(rows())) {
+    return nullptr;
+  }
+  CHECK_LE(static_cast<size_t>(rows() * width) * sizeof(float), branch.results().size());
+  branch.begin();
+  return branch.results().as<float>();
+}
+
 void CudaStep::take_logit_rows(const float* from, int64_t width, float* to) {
   // The rows of a table in F32 whose tokens are the wanted rows.
   must(gather_embeddings({.table = from,
@@ -161,6 +171,8 @@ void CudaStep::sample(float* logits, int64_t vocab) {
 }
 
 void CudaStep::finish() const {
+  CHECK_MSG(!steps_.branch_.open() && !steps_.branch_.ended(),
+            "a branch whose results nobody took");
   CHECK_MSG(!append_.has_value(), "an append without the attention of its layer");
   CHECK_MSG(!to_sample_, "a step whose tokens were not sampled");
 }

@@ -27,6 +27,9 @@ class CudaStep final : public Step {
   void attend_expanded(const ExpandedLatentArgs& args) override;
   void normalize(const NormalizeArgs& args) override;
   void add_gated(const GatedAddArgs& args) override;
+  /// For steps of few rows, where StepBranch takes them: this is what decides.
+  [[nodiscard]] float* begin_branch(int64_t width) override;
+  void end_branch() override { steps_.branch_.end(); }
   void take_logit_rows(const float* from, int64_t width, float* to) override;
   void sample(float* logits, int64_t vocab) override;
   /// At the end of the layers: what was begun has been done.

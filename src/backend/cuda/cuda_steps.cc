@@ -63,6 +63,7 @@ StepLimits both(const StepLimits& a, const StepLimits& b) {
           .top_k = std::max(a.top_k, b.top_k),
           .hidden = std::max(a.hidden, b.hidden),
           .expert_width = std::max(a.expert_width, b.expert_width),
+          .shared_width = std::max(a.shared_width, b.shared_width),
           .scaled_pairs = std::max(a.scaled_pairs, b.scaled_pairs),
           .latent_heads = std::max(a.latent_heads, b.latent_heads),
           .latent_row = std::max(a.latent_row, b.latent_row),
@@ -72,8 +73,9 @@ StepLimits both(const StepLimits& a, const StepLimits& b) {
 
 Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
                                                      Recording recording,
-                                                     cudaStream_t stream) {
-  std::unique_ptr<CudaSteps> steps(new CudaSteps(limits, recording, stream));
+                                                     cudaStream_t stream,
+                                                     StepBranch& branch) {
+  std::unique_ptr<CudaSteps> steps(new CudaSteps(limits, recording, stream, branch));
   NIBBLE_ASSIGN_OR_RETURN(steps->buffers_, StepBuffers::create(limits));
   NIBBLE_ASSIGN_OR_RETURN(steps->sampler_,
                           StepSampler::create(std::max(limits.sequences, limits.logit_rows)));
@@ -110,6 +112,7 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   }
   const auto issue = [&] {
     scaled_rope_.begin_step();
+    branch_.reset();
     CudaStep step(plan, shape, *this);
     layers(step);
     step.finish();

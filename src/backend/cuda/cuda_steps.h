@@ -13,6 +13,7 @@
 #include "backend/cuda/memory.h"
 #include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/static_ranges.h"
+#include "backend/cuda/step_branch.h"
 #include "backend/cuda/step_buffers.h"
 #include "backend/cuda/step_recorder.h"
 #include "backend/cuda/step_sampler.h"
@@ -53,7 +54,8 @@ class AttentionPlans final {
 /// What steps of either kind need.
 [[nodiscard]] StepLimits both(const StepLimits& a, const StepLimits& b);
 
-/// Runs steps on one stream: what they share, and the records of decode steps.
+/// Runs steps on one stream, but for their branches: what they share, and the records of decode
+/// steps.
 class CudaSteps final {
  public:
   enum class Recording : uint8_t { kNone, kDecodeSteps };
@@ -61,7 +63,8 @@ class CudaSteps final {
   /// kResourceExhausted.
   static Result<std::unique_ptr<CudaSteps>> create(const StepLimits& limits,
                                                    Recording recording,
-                                                   cudaStream_t stream);
+                                                   cudaStream_t stream,
+                                                   StepBranch& branch);
 
   [[nodiscard]] const StepLimits& limits() const { return limits_; }
 
@@ -72,10 +75,11 @@ class CudaSteps final {
  private:
   friend class CudaStep;
 
-  CudaSteps(const StepLimits& limits, Recording recording, cudaStream_t stream)
+  CudaSteps(const StepLimits& limits, Recording recording, cudaStream_t stream, StepBranch& branch)
       : limits_(limits),
         recording_(recording),
         stream_(stream),
+        branch_(branch),
         recorder_(stream),
         attention_plans_(limits),
         latent_plans_(limits) {}
@@ -86,6 +90,7 @@ class CudaSteps final {
   StepLimits limits_;
   Recording recording_;
   cudaStream_t stream_;
+  StepBranch& branch_;
   StepBuffers buffers_;
   StepSampler sampler_;
   StepRecorder recorder_;

@@ -104,7 +104,8 @@ struct ScatterRowsArgs {
 cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& context);
 
 /// y[row] += the sum of weights[row, i] * results[slot_of[row, i]] over those i that have a slot,
-/// in the order of choice.
+/// in the order of choice, and then beside[row].
+///   beside [rows, n] f32 or null
 ///   results [slots, n] f32 or bf16, y [rows, n] f32, rows y_stride apart; n and the stride
 ///   multiples of 4
 struct CombineSlotsArgs {
@@ -117,6 +118,7 @@ struct CombineSlotsArgs {
   int64_t n = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
+  const float* beside = nullptr;
 };
 cudaError_t combine_slots(const CombineSlotsArgs& args, const LaunchContext& context);
 

@@ -27,6 +27,15 @@ WeightField behind_scales(ZeroPoints zero_points) {
 
 }  // namespace
 
+GemmScratch::Rows scratch_rows(const GemmProblem& problem, int64_t max_m) {
+  // Scales of blocks lie token by token, and products read those of whole tiles of tokens.
+  constexpr int64_t kMostTileTokens = 128;
+  const bool of_blocks = problem.act == ActFormat::kIntBlocks;
+  return {.m = of_blocks ? int_scale_stride(max_m) + kMostTileTokens : max_m,
+          .k = problem.k,
+          .row_scales = row_scales(problem.act, problem.k)};
+}
+
 PackedMatrices::PackedMatrices(const Product& product, const GemmContext& context)
     : problem_(product.problem),
       context_(context),
@@ -38,13 +47,8 @@ Result<std::shared_ptr<PackedMatrices>> PackedMatrices::create(std::span<const Q
                                                                const GemmContext& context) {
   std::shared_ptr<PackedMatrices> packed(new PackedMatrices(product, context));
   NIBBLE_ASSIGN_OR_RETURN(packed->kernel_, product.entry.make(product.problem, context.device));
-  // Scales of blocks lie token by token, and products read those of whole tiles of tokens.
-  constexpr int64_t kMostTileTokens = 128;
-  const bool of_blocks = product.problem.act == ActFormat::kIntBlocks;
-  NIBBLE_RETURN_IF_ERROR(context.scratch.reserve(
-      {of_blocks ? int_scale_stride(product.max_m) + kMostTileTokens : product.max_m,
-       product.problem.k, row_scales(product.problem.act, product.problem.k)},
-      packed->kernel_->workspace_bytes(product.max_m)));
+  NIBBLE_RETURN_IF_ERROR(context.scratch.reserve(scratch_rows(product.problem, product.max_m),
+                                                 packed->kernel_->workspace_bytes(product.max_m)));
   const int64_t bytes = packed->matrix_bytes();
   packed->stride_ = round_up(bytes, kAlignment);
   NIBBLE_ASSIGN_OR_RETURN(

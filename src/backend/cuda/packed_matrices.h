@@ -14,13 +14,19 @@
 
 namespace nibble::cuda {
 
+class StepBranch;
+
 /// What products need of their backend; outlives them.
 struct GemmContext {
   const DeviceInfo& device;
   cudaStream_t stream = nullptr;
   GemmScratch& scratch;
   Uploader& uploader;
+  StepBranch* branch = nullptr;  // of steps; null: they have none
 };
+
+/// What a product of up to max_m rows keeps of its rows.
+[[nodiscard]] GemmScratch::Rows scratch_rows(const GemmProblem& problem, int64_t max_m);
 
 /// Matrices of one form in GPU memory as one kernel reads them, the same number of bytes apart: the
 /// one of a dense product, or those of all experts of a layer.

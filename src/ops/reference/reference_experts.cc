@@ -151,7 +151,9 @@ void reference_experts(const ReferenceExperts& experts, const ExpertArgs& args) 
       }
     }
     for (size_t j = 0; j < sum.size(); ++j) {
-      args.y[row * args.y_stride + static_cast<int64_t>(j)] += static_cast<float>(sum[j]);
+      float& y = args.y[row * args.y_stride + static_cast<int64_t>(j)];
+      y += static_cast<float>(sum[j]);
+      y += args.beside != nullptr ? args.beside[row * hidden + static_cast<int64_t>(j)] : 0.0F;
     }
   }
 }

@@ -49,7 +49,7 @@ class GemmBf16CublasLt final : public GemmKernel {
     const bool f32 = args.result != GemmResult::kBf16;
     const void* bias = args.bias;
     if (bias != nullptr && !f32) {
-      auto* rounded = static_cast<__nv_bfloat16*>(library_->scratch());
+      auto* rounded = static_cast<__nv_bfloat16*>(library_->scratch(context.stream));
       const auto blocks = static_cast<unsigned>((n_ + 255) / 256);
       const cudaError_t error = launch(round_bias, {.blocks = dim3(blocks), .threads = 256},
                                        context, args.bias, rounded, n_);

@@ -103,6 +103,13 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineS
         }
       }
     }
+    if (args.beside != nullptr) {
+      const float4 last = reinterpret_cast<const float4*>(args.beside + row * args.n)[i];
+      sum.x = __fadd_rn(sum.x, last.x);
+      sum.y = __fadd_rn(sum.y, last.y);
+      sum.z = __fadd_rn(sum.z, last.z);
+      sum.w = __fadd_rn(sum.w, last.w);
+    }
     y[i] = sum;
   }
 }
