@@ -187,5 +187,56 @@ TEST(ExpertKernels, SlotsAreOrderedByExpertThenRow) {
   }
 }
 
+// y += the weighted results of the slots that are there, in the order of choice, and behind them
+// what a branch of the step left, each sum rounded once.
+TEST(ExpertKernels, ResultsAreAddedInTheirOrderThenWhatIsBeside) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int32_t kTopK = 6;  // a round of four, and a part of one
+  for (const int64_t rows : {1, 3, 64}) {
+    for (const int64_t n : {4, 516, 7168}) {
+      const int64_t stride = n + 8;
+      const auto slots = static_cast<size_t>(rows * kTopK);
+      std::vector<int32_t> slot_of(slots);
+      for (size_t i = 0; i < slots; ++i) {  // in another order, every fifth nowhere
+        slot_of[i] = i % 5 == 2 ? kNoSlot : static_cast<int32_t>(slots - 1 - i);
+      }
+      const auto results = random_values(slots * static_cast<size_t>(n), 41, 1.0F);
+      const auto weights = random_values(slots, 42, 1.0F);
+      const auto y = random_values(static_cast<size_t>(rows * stride), 43, 1.0F);
+      const auto beside = random_values(static_cast<size_t>(rows * n), 44, 1.0F);
+      const DeviceArray<float> device_results(results), device_weights(weights);
+      const DeviceArray<float> device_y(y), device_beside(beside);
+      const DeviceArray<int32_t> device_slot_of(slot_of);
+      ASSERT_EQ(combine_slots({.results = device_results.data(),
+                               .slot_of = device_slot_of.data(),
+                               .weights = device_weights.data(),
+                               .top_k = kTopK,
+                               .rows = rows,
+                               .n = n,
+                               .y = device_y.data(),
+                               .y_stride = stride,
+                               .beside = device_beside.data()},
+                              {}),
+                cudaSuccess);
+      std::vector<float> expected = y;
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t j = 0; j < n; ++j) {
+          float& sum = expected[static_cast<size_t>(row * stride + j)];
+          for (int64_t i = row * kTopK; i < (row + 1) * kTopK; ++i) {
+            const int64_t slot = slot_of[static_cast<size_t>(i)];
+            if (slot != kNoSlot) {
+              const float part =
+                  results[static_cast<size_t>(slot * n + j)] * weights[static_cast<size_t>(i)];
+              sum += part;
+            }
+          }
+          sum += beside[static_cast<size_t>(row * n + j)];
+        }
+      }
+      EXPECT_TRUE(device_y.host() == expected) << rows << " rows of " << n;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nibble::cuda
