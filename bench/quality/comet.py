@@ -10,11 +10,13 @@ and charts of docs/quantization.md, all from `nibble` commands (COMET's Tables 1
 RESULT is bench/results/comet.json. A row is one `nibble quantize`, one `nibble eval kld` beside the
 model as it is, and with --tasks one `nibble eval tasks` on the files NAME.jsonl, packed or not, of a
 folder. Rows are those of ROWS, or given as SCHEME/METHOD[/BLOCK/A8_SHARE[/PERMUTE]][/kv=FORMAT]
-(methods of a chain are joined by +), or bf16 and bf16/kv=FORMAT: the model as it is. A row that
-`nibble` refuses, as it does rotations of latent attention, is left out, with its reason. The list
-`accuracy` of RESULT keeps rows of other models and rows that are not measured anew; `tables` writes
-what stands between <!-- comet:NAME --> and <!-- /comet --> in a page. What `bench/quality/kv_forms.py`
-measures of caches by themselves is the list `kv`.
+(methods of a chain are joined by +), or bf16 and bf16/kv=FORMAT: the model as it is. Behind FORMAT
++calibrated gives the cache what `nibble calibrate-kv` finds in the calibration's text. Models of rows
+that differ by the cache alone are made once. A row that `nibble` refuses, as it does rotations of
+latent attention, is left out, with its reason. The list `accuracy` of RESULT keeps rows of other
+models and rows that are not measured anew; `tables` writes what stands between <!-- comet:NAME -->
+and <!-- /comet --> in a page. What `bench/quality/kv_forms.py` measures of caches by themselves is
+the list `kv`.
 """
 import argparse
 import json
@@ -53,8 +55,15 @@ ROWS = {
     "w4ax_class/gptq/B/S": "`w4ax_class`, `gptq`",
     "w4ax_class/smooth+gptq/B/S": "`w4ax_class`, `smooth,gptq`",
     "bf16/kv=int4": "`bf16`, INT4 cache",
+    "bf16/kv=int4+calibrated": "`bf16`, INT4 cache, calibrated",
+    "bf16/kv=int4_page": "`bf16`, `int4_page`",
+    "bf16/kv=int4_page+calibrated": "`bf16`, `int4_page`, calibrated",
     "w4a8_gG/gptq/kv=int4": "`w4a8_g128`, `gptq`, INT4 cache",
     "w4a8_gG/smooth+gptq/kv=int4": "`w4a8_g128`, `smooth,gptq`, INT4 cache",
+    "w4ax/gptq/B/S/kv=int4": "`w4ax_b32`, `gptq`, INT4 cache",
+    "w4ax/gptq/B/S/kv=int4+calibrated": "`w4ax_b32`, `gptq`, INT4 cache, calibrated",
+    "w4ax/gptq/B/S/kv=int4_page": "`w4ax_b32`, `gptq`, `int4_page`",
+    "w4ax/gptq/B/S/kv=int4_page+calibrated": "`w4ax_b32`, `gptq`, `int4_page`, calibrated",
     "w4ax/gptaq/B/S/kv=int4": "`w4ax_b32`, `gptaq`, INT4 cache",
     "w4ax/smooth+gptaq/B/S/kv=int4": "`w4ax_b32`, `smooth,gptaq`, INT4 cache",
 }
@@ -77,6 +86,7 @@ PUBLISHED = {
 }
 FP16 = (6.14, 10.13)
 TASKS = ["piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande"]
+CALIBRATED = "+calibrated"
 KEYS = ["kld", "kld_error", "same_top", "ppl_ratio", "ppl_ratio_error", "tokens"]
 
 
@@ -84,7 +94,7 @@ class Row:
     """A scheme with all that decides its codes, and the cache."""
 
     def __init__(self, text):
-        parts = text.split("/")
+        self.text, parts = text, text.split("/")
         self.kv = parts.pop()[3:] if parts[-1].startswith("kv=") else "bf16"
         self.scheme, self.method, *blocks = parts + ["none"] * (len(parts) == 1)
         self.block, self.share, self.permute = blocks + ["fold"] * (len(blocks) == 2) \
@@ -93,6 +103,10 @@ class Row:
     @property
     def as_it_is(self):
         return self.method == "none"
+
+    @property
+    def cache(self):
+        return [] if self.kv == "bf16" else ["--kv-cache-dtype", self.kv.removesuffix(CALIBRATED)]
 
     def flags(self):
         flags = ["--scheme", self.scheme, "--method", self.method.replace("+", ",")]
@@ -128,7 +142,9 @@ def unpacked(folder, to):
 class Bench:
     def __init__(self, args, model, folder):
         self.args, self.folder = args, folder
-        self.model, self.calibration, text = model
+        self.model, calibration, text = model
+        self.calibration = ["--calibrate", calibration, "--calibration-windows", args.windows,
+                            "--calibration-length", args.length]
         self.device = ["--threads", args.threads, "--device", "cpu"]
         self.text = ["--text", text, *self.device]
         self.tasks = unpacked(args.tasks, folder) if args.tasks else None
@@ -136,57 +152,72 @@ class Bench:
             methods.run(args.nibble, "eval", "kld", self.model, "--save-base", folder / "base",
                         *self.text)
 
-    def divergence(self, model, kv):
+    def divergence(self, model, row):
         found = json.loads(methods.run(self.args.nibble, "eval", "kld", model, "--base-file",
-                                       self.folder / "base", *self.text, *cache(kv), "--json"))
+                                       self.folder / "base", *self.text, *row.cache, "--json"))
         return {key: found[key] for key in KEYS if key in found}
 
-    def answers(self, model, kv):
+    def answers(self, model, row):
         found = json.loads(methods.run(
             self.args.nibble, "eval", "tasks", model, "--tasks", ",".join(TASKS), "--data-dir",
-            self.tasks, "--limit", self.args.limit, *self.device, *cache(kv), "--json"))
+            self.tasks, "--limit", self.args.limit, *self.device, *row.cache, "--json"))
         return {task["task"]: {key: value for key, value in task.items()
                                if key == "items" or key.startswith("acc")}
                 for task in found["models"][0]["tasks"]}
 
-    def measured(self, text):
-        """A row, or None where `nibble` refuses it."""
-        try:
-            return self.measure(text)
-        except SystemExit as refused:
-            print(f"{text}: {str(refused)[-300:]}", flush=True)
-            return None
-
-    def measure(self, text):
-        row = Row(text)
-        made, found = pathlib.Path(self.model), row.keys()
-        begin = time.time()
-        if not row.as_it_is:
-            made = self.folder / text.replace("/", "_")
-            report = json.loads(methods.run(
-                self.args.nibble, "quantize", self.model, made, "--force", "--threads",
-                self.args.threads, "--calibrate", self.calibration, "--calibration-windows",
-                self.args.windows, "--calibration-length", self.args.length, *row.flags(), "--json"))
-            if report.get("blocks"):
-                found["a4_share"] = report["blocks"]["a4_share"]
-        seconds = round(time.time() - begin, 1)
-        if not self.args.tasks_only:
-            found |= self.divergence(made, row.kv)
-            found |= {"bytes": methods.size(made), "seconds": seconds}
-        if self.tasks:
-            found["tasks"] = self.answers(made, row.kv)
-        if not row.as_it_is:
-            shutil.rmtree(made)
+    def measured(self, rows):
+        """What is known of rows of one model; what `nibble` refuses is left out."""
+        made, known, found = self.folder / "_".join(rows[0].flags()), None, []
+        for row in rows:
+            try:
+                if known is None:
+                    known = self.made(row, made)
+                found.append({**row.keys(), **self.judged(made, row), **known})
+            except SystemExit as refused:
+                print(f"{row.text}: {str(refused)[-300:]}", flush=True)
+        shutil.rmtree(made, ignore_errors=True)
         return found
 
+    def made(self, row, to):
+        begin, share = time.time(), {}
+        if row.as_it_is:
+            to.mkdir()
+            kv_forms.links_to(self.model, to)
+        else:
+            report = json.loads(methods.run(
+                self.args.nibble, "quantize", self.model, to, "--force", "--threads",
+                self.args.threads, *self.calibration, *row.flags(), "--json"))
+            if report.get("blocks"):
+                share = {"a4_share": report["blocks"]["a4_share"]}
+        if self.args.tasks_only:
+            return share
+        seconds = 0.0 if row.as_it_is else round(time.time() - begin, 1)
+        return {**share, "bytes": methods.size(to), "seconds": seconds}
 
-def cache(kv):
-    return [] if kv == "bf16" else ["--kv-cache-dtype", kv]
+    def judged(self, made, row):
+        sidecar, found = made / kv_forms.SIDECAR, {}
+        if row.kv.endswith(CALIBRATED):
+            methods.run(self.args.nibble, "calibrate-kv", made, "--force", "--threads",
+                        self.args.threads, *self.calibration)
+        if not self.args.tasks_only:
+            found |= self.divergence(made, row)
+        if self.tasks:
+            found["tasks"] = self.answers(made, row)
+        sidecar.unlink(missing_ok=True)
+        return found
 
 
 def spelled(row, args):
     return row.replace("gB", f"g{args.block}").replace("gG", f"g{args.group}") \
         .replace("/B", f"/{args.block}").replace("/S", f"/{args.a8_share}")
+
+
+def together(rows):
+    """Rows in lists: those of a list differ by their caches alone."""
+    lists = {}
+    for row in map(Row, rows):
+        lists.setdefault(tuple(row.flags()), []).append(row)
+    return lists.values()
 
 
 def measure(args):
@@ -197,10 +228,10 @@ def measure(args):
             bench = Bench(args, files.split(","), pathlib.Path(folder))
             rows = [spelled(row, args) for row in args.rows or ROWS]
             with ThreadPoolExecutor(args.jobs) as pool:
-                for found in pool.map(bench.measured, rows):
-                    if found is not None:
-                        add(result, {"model": name, **found})
-                        methods.save(result, args.result)
+                for found in pool.map(bench.measured, together(rows)):
+                    for row in found:
+                        add(result, {"model": name, **row})
+                    methods.save(result, args.result)
 
 
 def add(result, row):
