@@ -70,11 +70,13 @@ struct Format {
   const char* name;
   AttentionForm form = AttentionForm::kOwn;
 };
-constexpr Format kFormats[] = {
-    {KvCode::kBf16, "bf16"}, {KvCode::kBf16, "shared", AttentionForm::kShared},
-    {KvCode::kFp8, "fp8"},   {KvCode::kInt8, "int8"},
-    {KvCode::kInt4, "int4"}, {KvCode::kInt4Page, "int4_page"},
-    {KvCode::kInt4Static, "int4_static"}};
+constexpr Format kFormats[] = {{KvCode::kBf16, "bf16"},
+                               {KvCode::kBf16, "shared", AttentionForm::kShared},
+                               {KvCode::kFp8, "fp8"},
+                               {KvCode::kInt8, "int8"},
+                               {KvCode::kInt4, "int4"},
+                               {KvCode::kInt4Page, "int4_page"},
+                               {KvCode::kInt4Static, "int4_static"}};
 
 struct Problem {
   AttentionShape shape;
@@ -166,9 +168,8 @@ void release(const Problem& p) {
 void run_layer(const Problem& p, int layer, bool append, bool prefill, const LaunchContext& on) {
   uint8_t* pages = p.pages + static_cast<size_t>(layer % p.layers) * p.layer_bytes;
   const ResidualKeys residual{
-      p.residual == nullptr
-          ? nullptr
-          : p.residual + static_cast<size_t>(layer % p.layers) * p.layer_residual,
+      p.residual == nullptr ? nullptr
+                            : p.residual + static_cast<size_t>(layer % p.layers) * p.layer_residual,
       p.step.page_table};
   const int64_t stride = (kHeads + 2 * kKvHeads) * kDim;
   if (append) {
@@ -217,8 +218,8 @@ double time_graph(const Problem& p, int launches, bool append, bool prefill) {
 }
 
 void bench_decode() {
-  constexpr int kShapes[][2] = {{1, 1024},   {32, 4096}, {64, 8192}, {1, 131072},
-                                {1, 8192},   {8, 4096},  {32, 4097}, {64, 8193}};
+  constexpr int kShapes[][2] = {{1, 1024}, {32, 4096}, {64, 8192}, {1, 131072},
+                                {1, 8192}, {8, 4096},  {32, 4097}, {64, 8193}};
   std::printf("decode, %d query and %d KV heads x %d\n", kHeads, kKvHeads, kDim);
   std::printf("%-11s %5s %7s %9s %7s %6s %8s %12s\n", "kv", "batch", "length", "us", "TB/s", "%",
               "vs bf16", "with append");
@@ -231,8 +232,8 @@ void bench_decode() {
       const double bytes = static_cast<double>(batch) * length * kKvHeads *
                            kv_tile_bytes(format.code, kDim) / kv_tile_tokens(format.code);
       bf16 = bf16 == 0.0 ? us : bf16;
-      std::printf("%-11s %5d %7d %9.2f %7.3f %5.1f%% %8.2f %12.2f\n", format.name, batch, length, us,
-                  bytes / us * 1e-6, bytes / us * 1e8 / kReadCeiling, bf16 / us, with_append);
+      std::printf("%-11s %5d %7d %9.2f %7.3f %5.1f%% %8.2f %12.2f\n", format.name, batch, length,
+                  us, bytes / us * 1e-6, bytes / us * 1e8 / kReadCeiling, bf16 / us, with_append);
       release(p);
     }
   }

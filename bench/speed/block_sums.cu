@@ -15,8 +15,8 @@ namespace {
 
 // What is done with a sum: fused additions, and which work of the block form beside them.
 enum class Work : uint8_t { kOne, kTwo, kThree, kOneAndLoads, kAll };
-constexpr const char* kNames[] = {"one fused addition", "two", "three",
-                                  "one, and loads of scales", "conversion, both scales, addition"};
+constexpr const char* kNames[] = {"one fused addition", "two", "three", "one, and loads of scales",
+                                  "conversion, both scales, addition"};
 constexpr int kHalf = 64;  // tokens
 constexpr int kSteps = 2000;
 constexpr int kSharedBytes = 200 * 1024;

@@ -53,10 +53,9 @@ TEST_P(CudaSpeculation, RowsBehindOneAnotherGiveTheLogitsOfSteps) {
       text_tokens(read_file("tests/data/text/the_black_cat.txt").value());
   const std::span<const int32_t> tokens = std::span(all).first(400);
   for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4, KvCode::kInt4Page}) {
-    const auto model =
-        load_model(folder_, *cuda_,
-                   {.max_batch_tokens = 512, .max_logit_rows = 512, .kv_code = code})
-            .value();
+    const auto model = load_model(folder_, *cuda_,
+                                  {.max_batch_tokens = 512, .max_logit_rows = 512, .kv_code = code})
+                           .value();
     const int64_t vocab = model->config().vocab_size;
     SequenceRunner steps(*model, *cuda_, code);
     SequenceRunner rows(*model, *cuda_, code);

@@ -136,7 +136,9 @@ TEST_P(CudaStepBranch, GivesTheBitsOfOneStream) {
   constexpr int64_t kMost = cuda::StepBranch::kMostRows;
   const bool brief = cuda::testing::brief_tests();
   const int32_t steps = brief ? 3 : 20;
-  // Recorded steps have rows beside their sequences', by which kernels are chosen.
+  // Recorded steps have rows beside their sequences', by which kernels are chosen. They hold what
+  // earlier steps left and take experts, too, which share their tiles out by how many rows they
+  // have; so the backends that are compared run the same steps one after the other.
   Decoding one_stream(folder_, {.branch_steps = false});
   Decoding recorded(folder_, {});
   Decoding issued_on_one(folder_, {.record_steps = false, .branch_steps = false});
@@ -145,13 +147,13 @@ TEST_P(CudaStepBranch, GivesTheBitsOfOneStream) {
   for (const int64_t rows :
        cuda::testing::row_counts({1, 2, 3, 4, 7, 17, 40, kMost, kMost + 1}, {1, 17})) {
     SCOPED_TRACE(::testing::Message() << rows << " rows");
-    const std::vector<float> expected = one_stream.run(rows, steps);
-    EXPECT_TRUE(std::ranges::all_of(expected, [](float x) { return std::isfinite(x); }));
-    EXPECT_GT(*std::ranges::max_element(expected), 0.0F);
-    const std::vector<float> expected_issued = issued_on_one.run(rows, steps);
     for (int repeat = 0; repeat < (brief ? 1 : 3); ++repeat) {
+      const std::vector<float> expected = one_stream.run(rows, steps);
+      EXPECT_TRUE(std::ranges::all_of(expected, [](float x) { return std::isfinite(x); }));
+      EXPECT_GT(*std::ranges::max_element(expected), 0.0F);
       EXPECT_TRUE(recorded.run(rows, steps) == expected) << "recorded, repeat " << repeat;
-      EXPECT_TRUE(issued.run(rows, steps) == expected_issued) << "issued, repeat " << repeat;
+      EXPECT_TRUE(issued.run(rows, steps) == issued_on_one.run(rows, steps))
+          << "issued, repeat " << repeat;
     }
   }
 }

@@ -75,7 +75,7 @@ struct RopeAppendLaunch {
   StepMetadata step;
   void* pages = nullptr;  // of the layer, page_bytes() each
   ResidualKeys residual;
-  void* qkv = nullptr;    // [rows, (heads + 2 kv_heads) * head_dim] bf16: q, k, v
+  void* qkv = nullptr;  // [rows, (heads + 2 kv_heads) * head_dim] bf16: q, k, v
   int64_t qkv_stride = 0;
   const float* inv_freq = nullptr;  // [head_dim/2]; pairs are (i, i + head_dim/2)
   int32_t inv_freq_stride = 0;      // from a row's to the next row's; 0: all rows have the same
@@ -109,7 +109,7 @@ struct AttentionLaunch {
   const void* plan = nullptr;   // plan_attention's, of this step and shape
   const void* pages = nullptr;  // of the layer
   ResidualKeys residual;
-  const void* q = nullptr;      // [rows, heads * head_dim] bf16, rotated; 16-byte aligned rows
+  const void* q = nullptr;  // [rows, heads * head_dim] bf16, rotated; 16-byte aligned rows
   int64_t q_stride = 0;
   void* out = nullptr;  // [rows, heads * head_dim] bf16
   int64_t out_stride = 0;

@@ -515,8 +515,8 @@ TEST(RopeAppend, RotatesAndQuantizesAsTheOracle) {
   }
 }
 
-/// Keys as they are equal the CPU's but for the last bit of their rotation, and codes of full groups
-/// lose as much as the CPU's.
+/// Keys as they are equal the CPU's but for the last bit of their rotation, and codes of full
+/// groups lose as much as the CPU's.
 void check_page_append(int dim, int page_size, HeadForm form) {
   constexpr int kTokens = 150;
   SCOPED_TRACE(fmt::format("{} pages of {} {}", dim, page_size, head_form_name(form)));

@@ -19,9 +19,9 @@ namespace nibble::cuda {
 /// order of kv_parameter_index. int4_page has {scale, offset} of V per token and head, and of K per
 /// channel of the tile, whose tokens are one group: all scales, then all offsets, in the order of
 /// kv_channel_index. Its keys in BF16 are in pages of their own, [page][kv_head][group of 64
-/// tokens], rows of a group as those of K of four bf16 tiles. fp8 is e4m3 with one scale per layer and none per token, as vLLM
-/// and SGLang keep it: values past 448 times the scale are clipped. The scales are those of the
-/// layer's KvScales.
+/// tokens], rows of a group as those of K of four bf16 tiles. fp8 is e4m3 with one scale per layer
+/// and none per token, as vLLM and SGLang keep it: values past 448 times the scale are clipped. The
+/// scales are those of the layer's KvScales.
 struct KvLayout {
   KvCode code = KvCode::kBf16;
   int32_t page_size = 64;

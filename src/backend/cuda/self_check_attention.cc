@@ -47,12 +47,12 @@ class AttentionCheck final {
         pages_,
         allocate_zeroed(static_cast<size_t>(page_bytes(shape_.kv) * kPageCount), "the self-test"));
     const auto kept = static_cast<size_t>(kv_has_residual(shape_.kv.code) ? kPageCount : 0);
-    NIBBLE_ASSIGN_OR_RETURN(
-        residual_, allocate_zeroed(kept * static_cast<size_t>(shape_.kv.page_size) *
-                                           static_cast<size_t>(shape_.kv.kv_heads) *
-                                           static_cast<size_t>(shape_.kv.head_dim) * 2 +
-                                       1,
-                                   "the self-test"));
+    NIBBLE_ASSIGN_OR_RETURN(residual_,
+                            allocate_zeroed(kept * static_cast<size_t>(shape_.kv.page_size) *
+                                                    static_cast<size_t>(shape_.kv.kv_heads) *
+                                                    static_cast<size_t>(shape_.kv.head_dim) * 2 +
+                                                1,
+                                            "the self-test"));
     NIBBLE_ASSIGN_OR_RETURN(workspace_,
                             allocate_zeroed(attention_workspace_bytes(shape_) + 1, "attention"));
     NIBBLE_RETURN_IF_ERROR(step(0, tokens_ - kDecoded, INT32_MAX));

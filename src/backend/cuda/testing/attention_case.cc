@@ -369,10 +369,7 @@ size_t AttentionCase::residual_place(int32_t sequence,
                              kv_residual_offset(kv.head_dim, token % kv.page_size, 2 * d) / 2);
 }
 
-double AttentionCase::residual_key(int32_t sequence,
-                                   int32_t token,
-                                   int32_t head,
-                                   int32_t d) const {
+double AttentionCase::residual_key(int32_t sequence, int32_t token, int32_t head, int32_t d) const {
   return bf16_to_f32(host_residual_[residual_place(sequence, token, head, d)]);
 }
 

@@ -97,8 +97,10 @@ class AttentionCase final {
   };
   [[nodiscard]] CachePlace place(
       int32_t sequence, int32_t token, int32_t head, bool value, int32_t byte) const;
-  [[nodiscard]] size_t residual_place(
-      int32_t sequence, int32_t token, int32_t head, int32_t d) const;
+  [[nodiscard]] size_t residual_place(int32_t sequence,
+                                      int32_t token,
+                                      int32_t head,
+                                      int32_t d) const;
   void spoil_unread_residual();
   static Arrays upload(const std::vector<CaseSequence>& sequences, int32_t padding);
 

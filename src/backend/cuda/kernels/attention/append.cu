@@ -110,14 +110,11 @@ constexpr int kClosedChannels = 32;  // of a block at a time
 constexpr int kCloseThreads = 4 * kClosedChannels;
 constexpr int kCloseBlocks = 2;  // of a multiprocessor
 
-/// Codes kClosedChannels channels from `channel` on of a group of keys, which `position` fills. Four
-/// neighbouring threads share a channel.
+/// Codes kClosedChannels channels from `channel` on of a group of keys, which `position` fills.
+/// Four neighbouring threads share a channel.
 template <KvCode kCode, int kDim>
-__device__ __forceinline__ void close_channels(const AppendArgs& args,
-                                               int32_t sequence,
-                                               int32_t position,
-                                               int kv_head,
-                                               int channel) {
+__device__ __forceinline__ void close_channels(
+    const AppendArgs& args, int32_t sequence, int32_t position, int kv_head, int channel) {
   constexpr int kTokens = kv_tile_tokens(kCode);
   constexpr int kEach = kTokens / 4;
   constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
@@ -160,8 +157,8 @@ __device__ __forceinline__ void close_channels(const AppendArgs& args,
   }
 }
 
-/// Codes the keys of the groups that the step's rows fill. All blocks look for the rows that do, and
-/// share out their KV heads and channels.
+/// Codes the keys of the groups that the step's rows fill. All blocks look for the rows that do,
+/// and share out their KV heads and channels.
 template <KvCode kCode, int kDim>
 __global__ __launch_bounds__(kCloseThreads) void close_groups_kernel(const AppendArgs args,
                                                                      int32_t rows) {

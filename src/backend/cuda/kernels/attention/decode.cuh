@@ -163,8 +163,7 @@ __device__ __forceinline__ void residual_scores(
     for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        rows[group][half] =
-            key_words<Tile::kHeadDim>(keys, group * 16 + half * 8 + g, chunk, t);
+        rows[group][half] = key_words<Tile::kHeadDim>(keys, group * 16 + half * 8 + g, chunk, t);
       }
     }
 #pragma unroll
@@ -354,15 +353,14 @@ __device__ __forceinline__ void raise_tops(
 
 /// Adds the values of a tile whose tokens low..high-1 are seen, by the tile's scores.
 template <typename Tile, int kColumns, AttentionForm kForm>
-__device__ __forceinline__ void add_scored(
-    uint32_t tile,
-    int low,
-    int high,
-    float (&scores)[Tile::kTokens / 16][kColumns / 8][4],
-    const LaneOffsets& offsets,
-    float factor,
-    int lane,
-    DecodeState<Tile, kColumns>& state) {
+__device__ __forceinline__ void add_scored(uint32_t tile,
+                                           int low,
+                                           int high,
+                                           float (&scores)[Tile::kTokens / 16][kColumns / 8][4],
+                                           const LaneOffsets& offsets,
+                                           float factor,
+                                           int lane,
+                                           DecodeState<Tile, kColumns>& state) {
   constexpr int kTiles = kColumns / 8;
   constexpr int kGroups = Tile::kTokens / 16;
   if (low > 0 || high < Tile::kTokens) {
@@ -446,6 +444,24 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
   float scores[Tile::kTokens / 16][kColumns / 8][4];
   tile_scores<Tile, kColumns>(tile, query, offsets, lane, scores);
   add_scored<Tile, kColumns, kForm>(tile, low, high, scores, offsets, factor, lane, state);
+}
+
+/// The same by its keys as they are.
+template <typename Tile, int kColumns>
+__device__ __forceinline__ void add_residual(const DecodeArgs& args,
+                                             const uint8_t* keys,
+                                             const uint16_t* q,
+                                             int heads,
+                                             uint32_t tile,
+                                             int low,
+                                             int high,
+                                             const LaneOffsets& offsets,
+                                             int lane,
+                                             DecodeState<Tile, kColumns>& state) {
+  float scores[Tile::kTokens / 16][kColumns / 8][4];
+  residual_scores<Tile, kColumns>(keys, q, heads, lane, scores);
+  add_scored<Tile, kColumns, AttentionForm::kOwn>(tile, low, high, scores, offsets,
+                                                  args.score_factor, lane, state);
 }
 
 template <typename Tile, int kColumns>
@@ -589,23 +605,14 @@ __global__ __launch_bounds__(kDecodeThreads,
     for (int32_t i = (warp - (at - begin)) & (kDecodeWarps - 1); i < count; i += kDecodeWarps) {
       const int32_t token = (walker.at.tile + i) * Tile::kTokens;
       const uint32_t tile = ring.wait();
-      bool coded = true;
-      if constexpr (Tile::kChannelKeys) {  // the query's own tile is read as it is
-        coded = walker.at.tile + i + 1 < walker.sequence.end_tile;
-        if (!coded) {
-          const uint8_t* const keys =
-              residual_tile<Tile>(args, walker.at.sequence, walker.at.tile + i, kv_head);
-          float scores[Tile::kTokens / 16][kColumns / 8][4];
-          residual_scores<Tile, kColumns>(keys, args.q + row * args.q_stride + column, heads, lane,
-                                          scores);
-          add_scored<Tile, kColumns, AttentionForm::kOwn>(tile, oldest - token, kv_len - token,
-                                                          scores, offsets, args.score_factor, lane,
-                                                          state);
-        }
-      }
-      if (coded) {
+      if (!Tile::kChannelKeys || walker.at.tile + i + 1 < walker.sequence.end_tile) {
         add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
                                          lane, state);
+      } else if constexpr (Tile::kChannelKeys) {  // the query's own tile
+        add_residual<Tile, kColumns>(
+            args, residual_tile<Tile>(args, walker.at.sequence, walker.at.tile + i, kv_head),
+            args.q + row * args.q_stride + column, heads, tile, oldest - token, kv_len - token,
+            offsets, lane, state);
       }
       ring.release(args, lane);
     }

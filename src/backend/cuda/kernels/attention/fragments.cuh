@@ -29,7 +29,7 @@ struct KvTile {
   static constexpr int kPairs = 16 / kv_format(kCode).bits;
   static constexpr int kSteps = kDim / 16;
   static constexpr bool kBf16Operands = KvForm<kCode>::kBf16Operands;
-  static constexpr bool kHasScale = kv_parameters(kCode) > 0;  // of each token
+  static constexpr bool kHasScale = kv_parameters(kCode) > 0;   // of each token
   static constexpr bool kChannelKeys = kv_has_residual(kCode);  // but K's are of channels
   static constexpr bool kHasOffset = kv_parameters(kCode) == 2;
   static constexpr bool kBiased = kHasScale && !kHasOffset;  // codes are stored plus 128
@@ -214,9 +214,9 @@ struct TileParameters {
 /// The keys as they are of a tile of a sequence: a group of the residual.
 template <typename Tile>
 __device__ __forceinline__ const uint8_t* residual_tile(const PagedArgs& args,
-                                                         int32_t sequence,
-                                                         int32_t tile,
-                                                         int kv_head) {
+                                                        int32_t sequence,
+                                                        int32_t tile,
+                                                        int kv_head) {
   const int32_t in_table = tile / args.tiles_per_page;
   const int64_t page =
       max(0, __ldg(args.residual_table + sequence * args.page_table_stride + in_table));
@@ -242,8 +242,8 @@ __device__ __forceinline__ uint4 row_words(const uint16_t* row, int chunk, int t
 /// The same of the key of `slot` of a group.
 template <int kDim>
 __device__ __forceinline__ uint4 key_words(const uint8_t* keys, int slot, int chunk, int t) {
-  return __ldcg(reinterpret_cast<const uint4*>(
-      keys + kv_residual_offset(kDim, slot, 64 * chunk + 16 * t)));
+  return __ldcg(
+      reinterpret_cast<const uint4*>(keys + kv_residual_offset(kDim, slot, 64 * chunk + 16 * t)));
 }
 
 /// Zeroes what a tile holds outside of its tokens low..high-1 (V rows, or V's parameters): memory

@@ -178,7 +178,9 @@ struct FourLanes {
 ///   kCount  numbers of the line; a lane has the same share of them as the others of `lanes`
 ///   holds   whether this lane has any; else its numbers are zeros
 template <int kCount, int kOwn, typename Lanes>
-__device__ __forceinline__ __half2 fit_line(const float (&x)[kOwn], Lanes lanes, bool holds = true) {
+__device__ __forceinline__ __half2 fit_line(const float (&x)[kOwn],
+                                            Lanes lanes,
+                                            bool holds = true) {
   constexpr int kRanges = 7;
   float own = 0.0F;
   float high = -INFINITY;

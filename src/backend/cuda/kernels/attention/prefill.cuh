@@ -105,9 +105,7 @@ struct PassesOfRows {
   int32_t begin, end;
   int32_t coded, first_own, own;
 
-  __device__ __forceinline__ PassesOfRows(const PrefillPasses<Tile>& all,
-                                          int32_t from,
-                                          int32_t to)
+  __device__ __forceinline__ PassesOfRows(const PrefillPasses<Tile>& all, int32_t from, int32_t to)
       : passes(all), begin(from), end(to) {
     const int32_t last = (end - 1) / kPrefillChunk;
     if constexpr (Tile::kChannelKeys) {
@@ -137,8 +135,10 @@ struct PassesOfRows {
     return token + kPrefillChunk - 1 > begin || early || mixed;
   }
   /// Whether the row at `position` sees the pass's key of `token`.
-  [[nodiscard]] __device__ __forceinline__ bool
-  sees(const PrefillPass& pass, int32_t position, int32_t token, int32_t window) const {
+  [[nodiscard]] __device__ __forceinline__ bool sees(const PrefillPass& pass,
+                                                     int32_t position,
+                                                     int32_t token,
+                                                     int32_t window) const {
     const int32_t back = position - token;
     const bool own_group = Tile::kChannelKeys && position / kPrefillChunk == pass.chunk;
     return back >= 0 && (window == 0 || back < window) &&
@@ -619,8 +619,8 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
     if (token + kPrefillChunk > task.known) {
       for (int tile = warp; tile < kTiles; tile += kPrefillWarps) {
         const int32_t first = token + tile * Tile::kTokens;
-        clear_unused<Tile>(slot + static_cast<uint32_t>(tile * Tile::kBytes), 0,
-                           task.known - first, lane);
+        clear_unused<Tile>(slot + static_cast<uint32_t>(tile * Tile::kBytes), 0, task.known - first,
+                           lane);
       }
       __syncthreads();
     }
@@ -634,8 +634,7 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
             args.q + row * args.q_stride + head_column, args.q_stride, rows, lane, scores);
       }
       if (own.masks(pass, args.window)) {
-        mask_chunk<Tile>(scores, own, pass, position + lane / 4, token + lane % 4 * 2,
-                         args.window);
+        mask_chunk<Tile>(scores, own, pass, position + lane / 4, token + lane % 4 * 2, args.window);
       }
       weigh_chunk<Tile, kForm>(scores, args.score_factor, state);
       add_values<Tile>(slot, scores, offsets, lane, state);

@@ -260,7 +260,8 @@ __device__ __forceinline__ void widen_rows(
 }
 
 /// Makes a chunk's keys and values what wgmma reads: the share of one of four warps, which then has
-/// arrived at `full`. Keys as they are lie so in the cache; what of them was never written is masked.
+/// arrived at `full`. Keys as they are lie so in the cache; what of them was never written is
+/// masked.
 template <typename Tile>
 __device__ __forceinline__ void widen_chunk(const PrefillArgs& args,
                                             const PrefillTask& task,
@@ -517,8 +518,8 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
     const int32_t token = pass.chunk * kPrefillChunk + lane % 4 * 2;
 #pragma unroll
     for (int e = 0; e < kPrefillChunk / 2; ++e) {
-      const bool seen = passes.sees(pass, position + (e >> 1 & 1) * 8, token + e / 4 * 8 + e % 2,
-                                    args.window);
+      const bool seen =
+          passes.sees(pass, position + (e >> 1 & 1) * 8, token + e / 4 * 8 + e % 2, args.window);
       scores[e] = seen ? scores[e] : -INFINITY;
     }
   };
