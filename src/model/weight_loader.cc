@@ -345,7 +345,7 @@ void WeightLoader::release(std::span<const MappedLinear> parts) const {
     tensors.insert(tensors.end(), part.tensors.begin(), part.tensors.end());
   }
   std::ranges::sort(tensors);  // experts share theirs
-  tensors.erase(std::ranges::unique(tensors).begin(), tensors.end());
+  tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
   if (!tensors.empty()) {
     reader_->drop_pages(tensors);
   }
