@@ -98,22 +98,19 @@ struct ChannelQuery {
                                           int t) {
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      const uint4 four = channel_words(parameters, chunk, t);
-      const uint4 apart = channel_words(parameters + 2 * Tile::kHeadDim, chunk, t);
-      const uint32_t scales[4] = {four.x, four.y, four.z, four.w};
-      const uint32_t offsets[4] = {apart.x, apart.y, apart.z, apart.w};
+      const ChannelWords<Tile::kHeadDim> words(parameters, chunk, t);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int step = 2 * chunk + half;
-        const uint32_t even = offsets[2 * half], odd = offsets[2 * half + 1];
+        const uint32_t even = words.offsets[2 * half], odd = words.offsets[2 * half + 1];
         const uint32_t a[4] = {even, even, odd, odd};
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
           const uint32_t(&q)[2] = query.b[step][n];
           const uint32_t whole[2] = {q[0], ptx::multiply_f16x2(q[1], kSixteens)};
           warp_mma<Tile>(offset[n], a, whole);
-          b[step][n][0] = ptx::multiply_f16x2(q[0], scales[2 * half]);
-          b[step][n][1] = ptx::multiply_f16x2(q[1], scales[2 * half + 1]);
+          b[step][n][0] = ptx::multiply_f16x2(q[0], words.scales[2 * half]);
+          b[step][n][1] = ptx::multiply_f16x2(q[1], words.scales[2 * half + 1]);
         }
       }
     }

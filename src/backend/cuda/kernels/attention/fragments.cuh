@@ -225,11 +225,22 @@ __device__ __forceinline__ const uint8_t* residual_tile(const PagedArgs& args,
                              (Tile::kTokens * Tile::kHeadDim * 2);
 }
 
-/// The scales or offsets, from `parameters` on, of the channels that a lane's words of chunk
-/// `chunk` of K stand for: those of pair p are register p.
-__device__ __forceinline__ uint4 channel_words(uint32_t parameters, int chunk, int t) {
-  return ptx::load_shared16(parameters + static_cast<uint32_t>(64 * chunk + 16 * t));
-}
+/// Scales and offsets of the channels that a lane's words of chunk `chunk` of K stand for: those of
+/// pair p are register p.
+///   parameters  of the tile's K
+template <int kDim>
+struct ChannelWords {
+  uint32_t scales[4];
+  uint32_t offsets[4];
+
+  __device__ __forceinline__ ChannelWords(uint32_t parameters, int chunk, int t) {
+    const auto inside = static_cast<uint32_t>(64 * chunk + 16 * t);
+    const uint4 s = ptx::load_shared16(parameters + inside);
+    const uint4 o = ptx::load_shared16(parameters + 2 * kDim + inside);
+    scales[0] = s.x, scales[1] = s.y, scales[2] = s.z, scales[3] = s.w;
+    offsets[0] = o.x, offsets[1] = o.y, offsets[2] = o.z, offsets[3] = o.w;
+  }
+};
 
 constexpr uint32_t kSixteens = 0x4c004c00U;  // of odd pairs q is a sixteenth
 

@@ -245,10 +245,7 @@ struct ChannelRows {
                                          int t) {
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      const uint4 four = channel_words(parameters, chunk, t);
-      const uint4 apart = channel_words(parameters + 2 * Tile::kHeadDim, chunk, t);
-      const uint32_t scales[4] = {four.x, four.y, four.z, four.w};
-      const uint32_t offsets[4] = {apart.x, apart.y, apart.z, apart.w};
+      const ChannelWords<Tile::kHeadDim> words(parameters, chunk, t);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int step = 2 * chunk + half;
@@ -256,9 +253,9 @@ struct ChannelRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           a[i] = i < 2 ? whole[step][i] : ptx::multiply_f16x2(whole[step][i], kSixteens);
-          q[step][i] = ptx::multiply_f16x2(whole[step][i], scales[2 * half + i / 2]);
+          q[step][i] = ptx::multiply_f16x2(whole[step][i], words.scales[2 * half + i / 2]);
         }
-        warp_mma<Tile>(offset, a, {offsets[2 * half], offsets[2 * half + 1]});
+        warp_mma<Tile>(offset, a, {words.offsets[2 * half], words.offsets[2 * half + 1]});
       }
     }
 #pragma unroll

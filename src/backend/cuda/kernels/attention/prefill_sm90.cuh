@@ -143,10 +143,7 @@ struct ChannelLines {
 
   template <typename Tile>
   static __device__ __forceinline__ ChannelLines load(uint32_t parameters, int unit) {
-    const uint4 four = channel_words(parameters, unit / 4, unit % 4);
-    const uint4 apart = channel_words(parameters + 2 * Tile::kHeadDim, unit / 4, unit % 4);
-    const uint32_t scales[4] = {four.x, four.y, four.z, four.w};
-    const uint32_t offsets[4] = {apart.x, apart.y, apart.z, apart.w};
+    const ChannelWords<Tile::kHeadDim> words(parameters, unit / 4, unit % 4);
     ChannelLines lines;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -155,8 +152,8 @@ struct ChannelLines {
         const auto number = [&](uint32_t two) {
           return __half2float(__ushort_as_half(static_cast<uint16_t>(two >> (16 * e))));
         };
-        lines.scale[i + 4 * e] = number(scales[i]);
-        lines.offset[i + 4 * e] = fmaf(-128.0F, number(scales[i]), number(offsets[i]));
+        lines.scale[i + 4 * e] = number(words.scales[i]);
+        lines.offset[i + 4 * e] = fmaf(-128.0F, number(words.scales[i]), number(words.offsets[i]));
       }
     }
     return lines;
