@@ -217,6 +217,7 @@ double time_graph(const Problem& p, int launches, bool append, bool prefill) {
   return median(times) / launches;
 }
 
+// Of int4_page, groups of keys fill in all sequences whose length is a multiple of kChannelTokens.
 void bench_decode() {
   constexpr int kShapes[][2] = {{1, 1024}, {32, 4096}, {64, 8192}, {1, 131072},
                                 {1, 8192}, {8, 4096},  {32, 4097}, {64, 8193}};
@@ -228,7 +229,7 @@ void bench_decode() {
     for (const Format& format : kFormats) {
       const Problem p = make_problem(format, batch, 1, length);
       const double us = time_graph(p, 24, false, false);
-      const double with_append = time_graph(p, 24, true, false);  // of int4_page: all groups fill
+      const double with_append = time_graph(p, 24, true, false);
       const double bytes = static_cast<double>(batch) * length * kKvHeads *
                            kv_tile_bytes(format.code, kDim) / kv_tile_tokens(format.code);
       bf16 = bf16 == 0.0 ? us : bf16;

@@ -240,26 +240,33 @@ class Answers(Case):
             self.assertEqual(found.gaps, [])
             self.assertLessEqual(found.step, 0.1 * step)
 
+    @staticmethod
+    def speculations(model):
+        return ({"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 3,
+                 "prompt_lookup_min": 1},
+                {"method": "draft_model", "num_speculative_tokens": 4, "model": str(model)})
+
+    @staticmethod
+    def counted(server, kind):
+        """Tokens that speculation has proposed (`draft`) or got right (`accepted`)."""
+        return float(re.search(rf"^vllm:spec_decode_num_{kind}_tokens_total\S* (\S+)$",
+                               server.get("/metrics")[1], re.MULTILINE)[1])
+
     def test_proposals_change_no_text(self):
         # Rows that verify proposals take the kernels of as many sequences, which add floats in
         # other orders than those of one row do: a parting must be a near tie.
         story = "Lily had a red ball. Lily had a blue ball. Lily had a red ball. Lily had"
-        lookup = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 3,
-                  "prompt_lookup_min": 1}
         for scheme in ("w4a8", "w4a16_g32"):
             model = self.folder / scheme
             self.assertEqual(nibble("quantize", MODEL, model, "--scheme", scheme).returncode, 0)
-            draft = {"method": "draft_model", "num_speculative_tokens": 4, "model": str(model)}
             with self.serving("--device", "cuda", model=model) as plain:
-                for config in (lookup, draft):
+                for config in self.speculations(model):
                     with self.serving("--device", "cuda", "--speculative-config",
                                       json.dumps(config), model=model) as ahead:
                         found = Partings(plain, ahead, (story, *self.PROMPTS), 48)
-                        metrics = ahead.get("/metrics")[1]
+                        accepted = self.counted(ahead, "accepted")
                     print(f"\n  {scheme}, {config['method']}: {found}", file=sys.stderr)
-                    counts = re.findall(r"^vllm:spec_decode_num_accepted_tokens_total\S* (\S+)$",
-                                        metrics, re.MULTILINE)
-                    self.assertGreater(float(counts[0]), 0)
+                    self.assertGreater(accepted, 0)
                     self.assertEqual(found.positions, 48 * (1 + len(self.PROMPTS)))
                     if scheme == "w4a8":
                         self.assertLessEqual(len(found.gaps), 1)
@@ -278,21 +285,15 @@ class Answers(Case):
                                        ignore_eos=True) for seed in range(64))
             return [json.loads(body)["choices"][0]["text"] for _, body in answers]
 
-        configs = ({"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 3,
-                    "prompt_lookup_min": 1},
-                   {"method": "draft_model", "num_speculative_tokens": 4, "model": str(model)})
         with self.serving("--device", "cuda", model=model) as server:
             plain = texts(server)
         self.assertGreater(len(set(plain)), 60)
-        for config in configs:
+        for config in self.speculations(model):
             with self.serving("--device", "cuda", "--speculative-config", json.dumps(config),
                               model=model) as server:
                 ahead = texts(server)
-                metrics = server.get("/metrics")[1]
+                proposed, accepted = (self.counted(server, kind) for kind in ("draft", "accepted"))
             parted = sum(one != other for one, other in zip(plain, ahead))
-            proposed, accepted = (float(re.search(
-                rf"^vllm:spec_decode_num_{kind}_tokens_total\S* (\S+)$", metrics,
-                re.MULTILINE)[1]) for kind in ("draft", "accepted"))
             print(f"\n  {config['method']}: {parted} of {len(plain)} sampled answers part, "
                   f"{accepted:.0f} of {proposed:.0f} proposed tokens right", file=sys.stderr)
             self.assertGreater(accepted, 0)
