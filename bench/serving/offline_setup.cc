@@ -25,15 +25,14 @@ constexpr int64_t kReserve = int64_t{1} << 30;
 /// Of a step, where a batch is to fit: what the prefix cache lacks of prompts then enters quickly.
 constexpr int64_t kTokensOfSequence = 4;
 
-/// What loading a model takes of the memory that it computes in.
+/// What loading a model took of the memory that it computes in. Read once: the host's figure is
+/// that of the whole process and differs from one reading to the next.
 class MemoryUse final {
  public:
   explicit MemoryUse(const Backend& backend) : backend_(backend), before_(now()) {}
 
-  /// That the model took since this was made.
-  [[nodiscard]] int64_t taken() const {
-    return backend_.host_memory() ? now() - before_ : before_ - now();
-  }
+  /// Reads what the model took since this was made.
+  void read() { taken_ = backend_.host_memory() ? now() - before_ : before_ - now(); }
   /// What a cache may take of `limit` bytes, or of what there is. kResourceExhausted,
   /// kInvalidArgument.
   [[nodiscard]] Result<int64_t> room(int64_t limit) const {
@@ -43,13 +42,14 @@ class MemoryUse final {
                         "like --gpu-memory 8GB",
                         backend_.name());
     }
-    const int64_t counted = limit > 0 ? limit - taken() : std::numeric_limits<int64_t>::max();
-    const int64_t room = backend_.host_memory() ? counted : std::min(counted, now()) - kReserve;
+    const int64_t counted = limit > 0 ? limit - taken_ : std::numeric_limits<int64_t>::max();
+    const int64_t room =
+        backend_.host_memory() ? counted : std::min(counted, before_ - taken_) - kReserve;
     return room > 0 ? Result<int64_t>(room) : exhausted(0, limit);
   }
   /// Whether a cache of so many bytes keeps within the limit; 0: there is none.
   [[nodiscard]] Status check(int64_t cache, int64_t limit) const {
-    return limit == 0 || taken() + cache <= limit ? Status() : exhausted(cache, limit);
+    return limit == 0 || taken_ + cache <= limit ? Status() : exhausted(cache, limit);
   }
 
  private:
@@ -62,11 +62,12 @@ class MemoryUse final {
                       "weights and scratch memory take {} MiB, the cache {} MiB: more than the {} "
                       "MiB that count; lower --batch, --context or --max-num-batched-tokens, or "
                       "raise --gpu-memory",
-                      taken() >> 20, cache >> 20, (limit > 0 ? limit : before_) >> 20);
+                      taken_ >> 20, cache >> 20, (limit > 0 ? limit : before_) >> 20);
   }
 
   const Backend& backend_;
   int64_t before_;
+  int64_t taken_ = 0;
 };
 
 /// The folder of a model, or of a config.json that stands for one.
@@ -159,10 +160,11 @@ Result<OfflineSetup> set_up_offline(const OfflineRequest& request) {
   base.ignore_fmpq = request.model.ignore_fmpq;
   NIBBLE_ASSIGN_OR_RETURN(EngineOptions options,
                           OfflineBench::options_for(setup.shapes, base, setup.config));
-  const MemoryUse memory(*setup.backend);
+  MemoryUse memory(*setup.backend);
   ModelOptions of_model = model_options(options);
   of_model.experts = request.experts;
   NIBBLE_ASSIGN_OR_RETURN(auto model, load(request, setup, of_model));
+  memory.read();
   setup.scheme = model->scheme();
   setup.weight_bytes = model->weight_bytes();
   if (request.batch == OfflineRequest::Batch::kThatFits) {
