@@ -1,6 +1,9 @@
-#include <cstring>
+#include <algorithm>
+#include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "base/f16.h"
 #include "model/layer_loader.h"
@@ -9,19 +12,78 @@
 namespace nibble {
 namespace {
 
-/// Weights [n, k] in F32, or rounded to BF16 where the model is.
-Result<QuantTensor> plain_matrix(const std::vector<float>& values, int64_t n, DType model) {
-  const auto k = static_cast<int64_t>(values.size()) / n;
-  const bool bf16 = model == DType::kBF16;
-  NIBBLE_ASSIGN_OR_RETURN(
-      QuantTensor out,
-      QuantTensor::allocate({.code = bf16 ? WeightCode::kBf16 : WeightCode::kF32}, n, k));
-  if (bf16) {
-    std::ranges::transform(values, out.codes.as<uint16_t>().begin(), f32_to_bf16);
-  } else {
-    std::memcpy(out.codes.data(), values.data(), values.size() * sizeof(float));
+/// Rows of the stored matrix that are decoded at a time.
+constexpr int64_t kRowsAtOnce = 16;
+
+/// Rows of a stored matrix in numbers T: as the matrix has them, or decoded and rounded to T.
+template <typename T>
+class StoredRows {
+ public:
+  explicit StoredRows(const QuantTensor& stored) : stored_(stored) {
+    if (!as_they_are()) {
+      decoded_.resize(static_cast<size_t>(kRowsAtOnce * stored.k));
+      rounded_.resize(kBf16 ? decoded_.size() : 0);
+    }
   }
-  return out;
+
+  /// Up to kRowsAtOnce of them; valid until the next call.
+  const T* rows(int64_t first, int64_t count) {
+    if (as_they_are()) {
+      return stored_.codes.as<T>().data() + first * stored_.k;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      decode_row(stored_, first + i, decoded_.data() + i * stored_.k);
+    }
+    if constexpr (kBf16) {
+      std::ranges::transform(decoded_, rounded_.begin(), f32_to_bf16);
+      return rounded_.data();
+    } else {
+      return decoded_.data();
+    }
+  }
+
+ private:
+  static constexpr bool kBf16 = std::is_same_v<T, uint16_t>;
+
+  [[nodiscard]] bool as_they_are() const {
+    return stored_.format.code == (kBf16 ? WeightCode::kBf16 : WeightCode::kF32);
+  }
+
+  const QuantTensor& stored_;
+  std::vector<float> decoded_;
+  std::vector<T> rounded_;
+};
+
+/// Rows [count, k] become neighbouring columns of a matrix of n columns.
+template <typename T>
+void transpose_rows(const T* rows, int64_t count, int64_t k, T* out, int64_t n) {
+  for (int64_t column = 0; column < k; ++column) {
+    for (int64_t row = 0; row < count; ++row) {
+      out[column * n + row] = rows[row * k + column];
+    }
+  }
+}
+
+/// A head's rows of the stored matrix, from first_row on: those that make keys transposed, as
+/// queries are multiplied by them, then those that make values. T: the model's numbers.
+template <typename T>
+void split_head(const QuantTensor& stored,
+                int64_t first_row,
+                QuantTensor& keys,
+                QuantTensor& values) {
+  StoredRows<T> source(stored);
+  const auto for_rows = [&](int64_t first, int64_t rows, const auto& take) {
+    for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
+      const int64_t count = std::min(kRowsAtOnce, rows - row);
+      take(source.rows(first + row, count), row, count);
+    }
+  };
+  for_rows(first_row, keys.k, [&](const T* rows, int64_t row, int64_t count) {
+    transpose_rows(rows, count, stored.k, keys.codes.as<T>().data() + row, keys.k);
+  });
+  for_rows(first_row + keys.k, values.n, [&](const T* rows, int64_t row, int64_t count) {
+    std::copy_n(rows, count * stored.k, values.codes.as<T>().data() + row * stored.k);
+  });
 }
 
 }  // namespace
@@ -45,25 +107,18 @@ Result<LayerLoader::LatentHeads> LayerLoader::latent_heads(int64_t layer) {
   NIBBLE_ASSIGN_OR_RETURN(const QuantTensor stored, copy_of(mapped.weight));
   std::vector<QuantTensor> keys;
   std::vector<QuantTensor> values;
-  std::vector<float> row(static_cast<size_t>(form.kv_rank));
+  const bool bf16 = config_.dtype == DType::kBF16;
+  const WeightFormat plain{.code = bf16 ? WeightCode::kBf16 : WeightCode::kF32};
   for (int64_t head = 0; head < config_.num_heads; ++head) {
-    std::vector<float> key(static_cast<size_t>(form.kv_rank * form.nope_dim));
-    std::vector<float> value(static_cast<size_t>(form.value_dim * form.kv_rank));
-    for (int64_t i = 0; i < of_head; ++i) {
-      decode_row(stored, head * of_head + i, row.data());
-      for (int64_t j = 0; j < form.kv_rank; ++j) {
-        float& to = i < form.nope_dim
-                        ? key[static_cast<size_t>(j * form.nope_dim + i)]
-                        : value[static_cast<size_t>((i - form.nope_dim) * form.kv_rank + j)];
-        to = row[static_cast<size_t>(j)];
-      }
-    }
-    NIBBLE_ASSIGN_OR_RETURN(keys.emplace_back(), plain_matrix(key, form.kv_rank, config_.dtype));
+    NIBBLE_ASSIGN_OR_RETURN(keys.emplace_back(),
+                            QuantTensor::allocate(plain, form.kv_rank, form.nope_dim));
     NIBBLE_ASSIGN_OR_RETURN(values.emplace_back(),
-                            plain_matrix(value, form.value_dim, config_.dtype));
+                            QuantTensor::allocate(plain, form.value_dim, form.kv_rank));
+    const auto split = bf16 ? split_head<uint16_t> : split_head<float>;
+    split(stored, head * of_head, keys.back(), values.back());
   }
   weights_.release({&mapped, 1});
-  const ActFormat act = config_.dtype == DType::kBF16 ? ActFormat::kBf16 : ActFormat::kFloat;
+  const ActFormat act = bf16 ? ActFormat::kBf16 : ActFormat::kFloat;
   const auto prepare = [&](const std::vector<QuantTensor>& heads) {
     std::vector<QuantView> views;
     for (const QuantTensor& head : heads) {

@@ -73,24 +73,45 @@ void encode_one(WeightCode code, float x, float scale, int zero, std::byte* code
   }
 }
 
-float decode_one(WeightCode code, const std::byte* codes, int64_t i, float scale, int zero) {
+template <WeightCode kCode>
+float decode_as(const std::byte* codes, int64_t i, float scale, int zero) {
+  if constexpr (kCode == WeightCode::kInt4) {
+    return static_cast<float>(load_nibble(codes, i) - 8 - zero) * scale;
+  } else if constexpr (kCode == WeightCode::kFp4E2M1) {
+    return decode_e2m1(static_cast<uint8_t>(load_nibble(codes, i))) * scale;
+  } else if constexpr (kCode == WeightCode::kInt8) {
+    return static_cast<float>(load<int8_t>(codes, i) - zero) * scale;
+  } else if constexpr (kCode == WeightCode::kFp8E4M3) {
+    return decode_e4m3(load<uint8_t>(codes, i)) * scale;
+  } else if constexpr (kCode == WeightCode::kBf16) {
+    return bf16_to_f32(load<uint16_t>(codes, i));
+  } else if constexpr (kCode == WeightCode::kF16) {
+    return f16_to_f32(load<uint16_t>(codes, i));
+  } else {
+    static_assert(kCode == WeightCode::kF32);
+    return load<float>(codes, i);
+  }
+}
+
+/// Calls visit.operator()<code>().
+template <typename Visit>
+void with_code(WeightCode code, const Visit& visit) {
   switch (code) {
     case WeightCode::kInt4:
-      return static_cast<float>(load_nibble(codes, i) - 8 - zero) * scale;
+      return visit.template operator()<WeightCode::kInt4>();
     case WeightCode::kFp4E2M1:
-      return decode_e2m1(static_cast<uint8_t>(load_nibble(codes, i))) * scale;
+      return visit.template operator()<WeightCode::kFp4E2M1>();
     case WeightCode::kInt8:
-      return static_cast<float>(load<int8_t>(codes, i) - zero) * scale;
+      return visit.template operator()<WeightCode::kInt8>();
     case WeightCode::kFp8E4M3:
-      return decode_e4m3(load<uint8_t>(codes, i)) * scale;
+      return visit.template operator()<WeightCode::kFp8E4M3>();
     case WeightCode::kBf16:
-      return bf16_to_f32(load<uint16_t>(codes, i));
+      return visit.template operator()<WeightCode::kBf16>();
     case WeightCode::kF16:
-      return f16_to_f32(load<uint16_t>(codes, i));
+      return visit.template operator()<WeightCode::kF16>();
     case WeightCode::kF32:
-      return load<float>(codes, i);
+      return visit.template operator()<WeightCode::kF32>();
   }
-  return 0;
 }
 
 }  // namespace
@@ -115,23 +136,36 @@ void decode_row(const QuantTensor& tensor, int64_t row, float* out) {
   const bool minimums = format.zero_points == ZeroPoints::kMinimum;
   const float* minimum = tensor.minimums.as<float>().data() + (minimums ? first : 0);
   const int lowest = code_traits(format.code).low;
-  for_each_group(format, tensor.k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
-    for (int64_t i = begin; i < end; ++i) {
-      out[i] = minimums ? decode_one(format.code, codes, i, scale, lowest) + *minimum
-                        : decode_one(format.code, codes, i, scale, zero);
+  with_code(format.code, [&]<WeightCode kCode>() {
+    const auto decode = [&](int64_t begin, int64_t end, float scale, int zero) {
+      for (int64_t i = begin; i < end; ++i) {
+        out[i] = decode_as<kCode>(codes, i, scale, zero);
+      }
+    };
+    const auto decode_above_minimum = [&](int64_t begin, int64_t end, float scale, int /*zero*/) {
+      for (int64_t i = begin; i < end; ++i) {
+        out[i] = decode_as<kCode>(codes, i, scale, lowest) + *minimum;
+      }
+      ++minimum;
+    };
+    if (minimums) {
+      for_each_group(format, tensor.k, scales, decode_above_minimum);
+    } else {
+      for_each_group(format, tensor.k, scales, decode);
     }
-    minimum += minimums ? 1 : 0;
   });
 }
 
 void fake_quant_row(
     const WeightFormat& format, const float* x, int64_t k, RowScales scales, float* out) {
-  for_each_group(format, k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::byte code[4] = {};
-      encode_one(format.code, x[i], scale, zero, code, 0);
-      out[i] = decode_one(format.code, code, 0, scale, zero);
-    }
+  with_code(format.code, [&]<WeightCode kCode>() {
+    for_each_group(format, k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
+      for (int64_t i = begin; i < end; ++i) {
+        std::byte code[4] = {};
+        encode_one(kCode, x[i], scale, zero, code, 0);
+        out[i] = decode_as<kCode>(code, 0, scale, zero);
+      }
+    });
   });
 }
 
