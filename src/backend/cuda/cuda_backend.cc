@@ -272,7 +272,7 @@ class CudaBackend final : public Backend {
     // A model that was loaded before goes on with steps that serve both.
     const StepLimits all = steps_ == nullptr ? limits : both(steps_->limits(), limits);
     steps_.reset();
-    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(all, recording, stream_, *branch_));
+    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(all, recording, {stream_, *branch_, step_rows_}));
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
     }
@@ -336,7 +336,8 @@ class CudaBackend final : public Backend {
             .stream = stream_,
             .scratch = scratch_,
             .uploader = *uploader_,
-            .branch = branch_.get()};
+            .branch = branch_.get(),
+            .rows = &step_rows_};
   }
 
   /// The best entry for experts: one that was asked for, if it multiplies them.
@@ -486,6 +487,7 @@ class CudaBackend final : public Backend {
   GemmScratch scratch_;
   ExpertScratch experts_;
   std::unique_ptr<StepBranch> branch_;
+  StepRows step_rows_;
   std::unique_ptr<CudaSteps> steps_;  // from prepare_steps() on
   // By their places in the file, those on the GPU as they are there, since the last table.
   std::map<const std::byte*, std::weak_ptr<const DeviceBuffer>> matrices_;

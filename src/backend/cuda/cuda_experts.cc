@@ -239,7 +239,9 @@ RouteRowsArgs CudaExperts::routing(const ExpertArgs& args) const {
 
 void CudaExperts::choose(const ExpertArgs& args) {
   compute_logits(args, {.stream = context_.stream});
-  must(route_and_sort(routing(args),
+  RouteRowsArgs route = routing(args);
+  route.rows_there = context_.rows != nullptr ? context_.rows->there : nullptr;
+  must(route_and_sort(route,
                       {.chosen = memory_.chosen.as<int32_t>(),
                        .experts = static_cast<int32_t>(experts_),
                        .top_k = static_cast<int32_t>(form_.top_k),

@@ -73,9 +73,8 @@ StepLimits both(const StepLimits& a, const StepLimits& b) {
 
 Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
                                                      Recording recording,
-                                                     cudaStream_t stream,
-                                                     StepBranch& branch) {
-  std::unique_ptr<CudaSteps> steps(new CudaSteps(limits, recording, stream, branch));
+                                                     const Place& place) {
+  std::unique_ptr<CudaSteps> steps(new CudaSteps(limits, recording, place));
   NIBBLE_ASSIGN_OR_RETURN(steps->buffers_, StepBuffers::create(limits));
   NIBBLE_ASSIGN_OR_RETURN(steps->sampler_,
                           StepSampler::create(std::max(limits.sequences, limits.logit_rows)));
@@ -110,6 +109,7 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
     must(sampler_.start(plan.sampling));
     must(sampler_.upload(shape.logit_rows, stream_));
   }
+  rows_.there = record ? buffers_.rows_there() : nullptr;
   const auto issue = [&] {
     scaled_rope_.begin_step();
     branch_.reset();
@@ -122,6 +122,7 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   } else {
     issue();
   }
+  rows_.there = nullptr;
   if (samples) {
     must(sampler_.download(stream_));
   }

@@ -11,6 +11,7 @@
 #include "backend/cuda/expanded_latents.h"
 #include "backend/cuda/latent_plans.h"
 #include "backend/cuda/memory.h"
+#include "backend/cuda/packed_matrices.h"
 #include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/static_ranges.h"
 #include "backend/cuda/step_branch.h"
@@ -60,11 +61,17 @@ class CudaSteps final {
  public:
   enum class Recording : uint8_t { kNone, kDecodeSteps };
 
+  /// What steps have of their backend, which outlives them.
+  struct Place {
+    cudaStream_t stream;
+    StepBranch& branch;
+    StepRows& rows;  // of the step that is run
+  };
+
   /// kResourceExhausted.
   static Result<std::unique_ptr<CudaSteps>> create(const StepLimits& limits,
                                                    Recording recording,
-                                                   cudaStream_t stream,
-                                                   StepBranch& branch);
+                                                   const Place& place);
 
   [[nodiscard]] const StepLimits& limits() const { return limits_; }
 
@@ -75,12 +82,13 @@ class CudaSteps final {
  private:
   friend class CudaStep;
 
-  CudaSteps(const StepLimits& limits, Recording recording, cudaStream_t stream, StepBranch& branch)
+  CudaSteps(const StepLimits& limits, Recording recording, const Place& place)
       : limits_(limits),
         recording_(recording),
-        stream_(stream),
-        branch_(branch),
-        recorder_(stream),
+        stream_(place.stream),
+        branch_(place.branch),
+        rows_(place.rows),
+        recorder_(place.stream),
         attention_plans_(limits),
         latent_plans_(limits) {}
 
@@ -91,6 +99,7 @@ class CudaSteps final {
   Recording recording_;
   cudaStream_t stream_;
   StepBranch& branch_;
+  StepRows& rows_;
   StepBuffers buffers_;
   StepSampler sampler_;
   StepRecorder recorder_;

@@ -33,9 +33,11 @@ cudaError_t router_logits(const RouterLogitsArgs& args, const LaunchContext& con
 constexpr int32_t kNoSlot = -1;
 
 /// route() for each row: a warp per row. Chosen experts are numbered from first_expert on; those
-/// that are none of `present` become -1, and their slots kNoSlot.
+/// that are none of `present` become -1, and their slots kNoSlot. So do all of rows that only fill
+/// a recorded step up.
 ///   logits [rows, experts] f32, correction [experts] f32 or null
 ///   chosen [rows, top_k], weights [rows, top_k], slot_of [rows, top_k]; null where all are present
+///   rows_there [1], how many rows the step has, or null: all of them
 struct RouteRowsArgs {
   const float* logits = nullptr;
   const float* correction = nullptr;
@@ -48,6 +50,7 @@ struct RouteRowsArgs {
   int32_t first_expert = 0;
   int32_t present = INT32_MAX;
   int32_t* slot_of = nullptr;
+  const int32_t* rows_there = nullptr;
 };
 cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
 

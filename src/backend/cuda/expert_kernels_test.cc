@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "backend/cuda/testing/gpu_test.h"
@@ -67,6 +68,60 @@ TEST(ExpertKernels, RoutingEqualsTheReference) {
         }
       }
     }
+  }
+}
+
+/// Rows behind those that are there take no expert, by the kernels for few rows and for many, and
+/// the slots of the others are in order without gaps.
+TEST(ExpertKernels, RowsThatOnlyFillAStepUpTakeNoExpert) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int32_t kExperts = 16;
+  constexpr int32_t kTopK = 3;
+  for (const auto& [rows, there] : {std::pair{4, 3}, {4, 4}, {8, 5}, {24, 17}, {72, 1}, {2, 0}}) {
+    SCOPED_TRACE(fmt::format("{} of {} rows", there, rows));
+    const auto slots = static_cast<size_t>(rows * kTopK);
+    const auto logits = random_values(static_cast<size_t>(rows * kExperts), 60, 2.0F);
+    const DeviceArray<float> device_logits(logits);
+    const DeviceArray<int32_t> count(std::vector<int32_t>{there});
+    const DeviceArray<int32_t> chosen(std::vector<int32_t>(slots, 77));
+    const DeviceArray<int32_t> slot_of(std::vector<int32_t>(slots, 77));
+    const DeviceArray<float> weights(slots);
+    const DeviceArray<ExpertTile> tiles(2 * slots);
+    const DeviceArray<int32_t> tile_count(3);
+    ASSERT_EQ(route_and_sort({.logits = device_logits.data(),
+                              .experts = kExperts,
+                              .top_k = kTopK,
+                              .rows = rows,
+                              .chosen = chosen.data(),
+                              .weights = weights.data(),
+                              .slot_of = slot_of.data(),
+                              .rows_there = count.data()},
+                             {.chosen = chosen.data(),
+                              .experts = kExperts,
+                              .top_k = kTopK,
+                              .rows = rows,
+                              .cut = {.most = 8, .step = 8},
+                              .slot_of = slot_of.data(),
+                              .tiles = tiles.data(),
+                              .tile_count = tile_count.data(),
+                              .max_tiles = static_cast<int64_t>(slots),
+                              .slot_count = tile_count.data() + 2},
+                             {}),
+              cudaSuccess);
+    const std::vector<int32_t> got = chosen.host();
+    std::vector<int32_t> places = slot_of.host();
+    for (size_t i = 0; i < slots; ++i) {
+      const bool is_there = i / kTopK < static_cast<size_t>(there);
+      EXPECT_EQ(got[i] >= 0, is_there) << "slot " << i;
+      EXPECT_LT(got[i], kExperts);
+      EXPECT_EQ(places[i] != kNoSlot, is_there) << "slot " << i;
+    }
+    std::erase(places, kNoSlot);
+    std::ranges::sort(places);
+    for (size_t i = 0; i < places.size(); ++i) {
+      EXPECT_EQ(places[i], static_cast<int32_t>(i));
+    }
+    EXPECT_EQ(tile_count.host()[2], there * kTopK);
   }
 }
 

@@ -16,6 +16,13 @@ namespace nibble::cuda {
 
 class StepBranch;
 
+/// Rows of the step that is run.
+struct StepRows {
+  /// On the GPU, how many there are: a recorded step may have been made for more, which belong to
+  /// no sequence. Null: all.
+  const int32_t* there = nullptr;
+};
+
 /// What products need of their backend; outlives them.
 struct GemmContext {
   const DeviceInfo& device;
@@ -23,6 +30,7 @@ struct GemmContext {
   GemmScratch& scratch;
   Uploader& uploader;
   StepBranch* branch = nullptr;  // of steps; null: they have none
+  const StepRows* rows = nullptr;
 };
 
 /// What a product of up to max_m rows keeps of its rows.

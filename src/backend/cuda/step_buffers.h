@@ -43,6 +43,10 @@ class StepBuffers final {
     return out;
   }
   [[nodiscard]] const int32_t* tokens() const { return device_int(places().tokens); }
+  /// [1]: how many rows of the step belong to a sequence, where the last sequence ends.
+  [[nodiscard]] const int32_t* rows_there() const {
+    return metadata_.q_begin + metadata_.sequences;
+  }
   [[nodiscard]] const int32_t* logit_rows() const { return device_int(places().logit_rows); }
   /// [sequences]: where a step that is fed finds its tokens.
   [[nodiscard]] int32_t* next_tokens() const { return device_int(few_.tokens); }

@@ -139,7 +139,7 @@ __global__ __launch_bounds__(kSortThreads) void sort_kernel(const SortSlotsArgs 
 bool can_route(const RouteRowsArgs& args) {
   return args.experts >= 1 && args.experts <= kMostExperts && args.top_k >= 1 &&
          args.top_k <= kMostChosen && args.top_k <= args.experts && args.form.groups <= kWarp &&
-         args.rows <= INT32_MAX;
+         args.rows <= INT32_MAX && (args.rows_there == nullptr || args.slot_of != nullptr);
 }
 
 /// Counts of a row's slots are of 16 bits.

@@ -11,7 +11,7 @@ namespace nibble::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kWarpLanes = 0xffffffffU;
 constexpr int kMostExperts = 1024;
-constexpr int kMostChosen = 32;
+constexpr int kMostChosen = kWarp;
 
 struct Best {
   float value;
@@ -112,12 +112,26 @@ struct RouteRoom {
   float* weights = nullptr;
 };
 
+/// A row that only fills the step up takes no expert. top_k is at most a warp's lanes.
+__device__ inline void route_nowhere(const RouteRowsArgs& args, int64_t row) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if (lane < args.top_k) {
+    args.chosen[row * args.top_k + lane] = -1;
+    args.slot_of[row * args.top_k + lane] = kNoSlot;
+    args.weights[row * args.top_k + lane] = 0.0F;
+  }
+}
+
 /// route() of one row, by a warp.
 __device__ inline void route_row(const RouteRowsArgs& args, int64_t row, const RouteRoom& room) {
   float* scores = room.scores;
   float* choice = room.choice;
   float* weights = room.weights;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if (args.rows_there != nullptr && row >= __ldcg(args.rows_there)) {
+    route_nowhere(args, row);
+    return;
+  }
   make_scores(args, args.logits + row * args.experts, scores);
   __syncwarp();
   for (int e = lane; e < args.experts; e += kWarp) {
