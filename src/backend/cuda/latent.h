@@ -20,9 +20,10 @@ namespace nibble::cuda {
 /// latent, 128 of 8 bits or 256 of 4 in a column (the first of a byte in its low half), and the
 /// rotated key in bf16; behind the page's groups lie the parameters of its rows: of 8 bits a scale
 /// in f32, 0 where all codes are, of int4 for each 128 numbers a scale and an offset in fp16.
-/// Which kernels serve rows of 512 + 64 numbers: the fastest that the device has, or those of one
-/// warp's products (mma.sync), which older GPUs take and others take in tests.
-enum class LatentKernels : uint8_t { kBest, kOfWarps };
+/// Which kernels serve rows of 512 + 64 numbers: the fastest that the device has, those of one
+/// warp's products (mma.sync), which older GPUs take and others take in tests, or, to be compared
+/// with the first, clusters of blocks where an item has 64 queries (latent/clusters.cuh).
+enum class LatentKernels : uint8_t { kBest, kOfWarps, kClusters };
 
 struct LatentShape {
   KvCode code = KvCode::kBf16;

@@ -78,6 +78,29 @@ TEST(Latent, ProductsOfWarps) {
   }
 }
 
+TEST(Latent, Clusters) {
+  NIBBLE_NEEDS_GPU();
+  std::vector<LatentSequence> many;
+  for (int32_t i = 0; i < 150; ++i) {
+    many.push_back({1, 1 + i * 37 % 300});  // fewer tiles than a cluster has blocks, and more
+  }
+  const std::vector<LatentSequence> equal(32, {1, 512});  // no item is cut
+  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kFp8}) {
+    for (const int32_t heads : {33, 64, 128}) {
+      LatentShape shape = code == KvCode::kBf16 ? latent_shape(heads) : coded_shape(code, heads);
+      shape.kernels = LatentKernels::kClusters;
+      check_case(shape, decode_lengths());
+      check_case(shape, {{1, 9001}});
+      check_case(shape, {{1, 4001}, {1, 5}, {1, 900}});
+      check_case(shape, {{3, 130}, {1, 64}, {2, 2}, {4, 700}, {1, 300}});
+      check_case(shape, many);
+    }
+    LatentShape shape = code == KvCode::kBf16 ? latent_shape(64) : coded_shape(code, 64);
+    shape.kernels = LatentKernels::kClusters;
+    check_case(shape, equal);
+  }
+}
+
 TEST(Latent, OtherDimensions) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t dim : {16, 40, 96, 136, 1024}) {
@@ -88,8 +111,10 @@ TEST(Latent, OtherDimensions) {
 
 TEST(Latent, ACapturedStepServesOtherLengths) {
   NIBBLE_NEEDS_GPU();
+  LatentShape clusters = latent_shape(64);
+  clusters.kernels = LatentKernels::kClusters;
   for (const LatentShape& shape :
-       {latent_shape(16), latent_shape(64), coded_shape(KvCode::kInt8, 16),
+       {latent_shape(16), latent_shape(64), clusters, coded_shape(KvCode::kInt8, 16),
         coded_shape(KvCode::kFp8, 64), coded_shape(KvCode::kInt4, 64)}) {
     LatentCase test(shape, {{1, 3000}, {1, 700}, {1, 64}});
     cudaStream_t stream = nullptr;
