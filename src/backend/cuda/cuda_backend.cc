@@ -272,7 +272,8 @@ class CudaBackend final : public Backend {
     // A model that was loaded before goes on with steps that serve both.
     const StepLimits all = steps_ == nullptr ? limits : both(steps_->limits(), limits);
     steps_.reset();
-    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(all, recording, {stream_, *branch_, step_rows_}));
+    NIBBLE_ASSIGN_OR_RETURN(steps_,
+                            CudaSteps::create(all, recording, {stream_, *branch_, step_rows_}));
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
     }

@@ -54,6 +54,7 @@ LineForm latent_line(const LatentShape& shape) {
     if (const int32_t clusters = latent_clusters(shape.code); clusters > 0) {
       form.blocks = std::min(clusters, kMostBlocks);
       form.of_share = kClusterBlocks;
+      form.least_tiles = kClusterBlocks;  // a tile for each
     }
   }
   return form;
