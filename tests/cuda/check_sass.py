@@ -57,6 +57,7 @@ FAMILIES = [
     (r"decode_kernel<.*KvCode\)5,", ("HMMA", "UBLKCP|LDGSTS"), 92),
     (r"decode_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 64),
     (r"column_kernel<", ("FFMA", "LDS"), 0),
+    (r"logits_kernel<", ("HMMA", "LDG"), 0),
 ]
 # Where registers do not suffice, ptxas puts a wait behind every product of warpgroups, which then
 # follow one another, and says so in a remark alone (C7512): there are fewer waits than this share.

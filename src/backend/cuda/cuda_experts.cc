@@ -8,6 +8,7 @@
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/step_branch.h"
 #include "base/check.h"
+#include "base/f16.h"
 #include "quant/codec.h"
 
 namespace nibble::cuda {
@@ -22,13 +23,34 @@ Status grow(DeviceBuffer& buffer, int64_t bytes) {
   return {};
 }
 
-Result<DeviceBuffer> to_device(std::span<const float> values) {
+template <typename T>
+Result<DeviceBuffer> to_device(std::span<const T> values) {
   DeviceBuffer buffer;
   if (!values.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(buffer, allocate_device(values.size_bytes(), "a vector"));
     NIBBLE_RETURN_IF_ERROR(copy_to_device(buffer.as<void>(), values.data(), values.size_bytes()));
   }
   return buffer;
+}
+
+/// A router as a sum of BF16 matrices: one where it has such numbers, else kRouterPlanes.
+std::vector<uint16_t> router_planes(const QuantTensor& router) {
+  const auto count = static_cast<size_t>(router.n * router.k);
+  std::vector<float> rest(count);
+  for (int64_t row = 0; row < router.n; ++row) {
+    decode_row(router, row, rest.data() + row * router.k);
+  }
+  std::vector<uint16_t> planes;
+  bool exact = false;
+  for (int plane = 0; plane < kRouterPlanes && !exact; ++plane) {
+    exact = plane == 0;
+    for (float& number : rest) {
+      planes.push_back(f32_to_bf16(number));
+      number -= bf16_to_f32(planes.back());
+      exact = exact && number == 0.0F;
+    }
+  }
+  return planes;
 }
 
 const float* floats(const DeviceBuffer& buffer) {
@@ -121,11 +143,9 @@ Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsReques
   NIBBLE_ASSIGN_OR_RETURN(experts->gate_up_.bias, to_device(request.gate_up_bias));
   NIBBLE_ASSIGN_OR_RETURN(experts->down_.bias, to_device(request.down_bias));
   NIBBLE_ASSIGN_OR_RETURN(const QuantTensor router, copy_of(request.router));
-  std::vector<float> values(static_cast<size_t>(router.n * router.k));
-  for (int64_t row = 0; row < router.n; ++row) {
-    decode_row(router, row, values.data() + row * router.k);
-  }
-  NIBBLE_ASSIGN_OR_RETURN(experts->router_, to_device(values));
+  const std::vector<uint16_t> planes = router_planes(router);
+  experts->router_planes_ = static_cast<int>(std::ssize(planes) / (router.n * router.k));
+  NIBBLE_ASSIGN_OR_RETURN(experts->router_, to_device(std::span<const uint16_t>(planes)));
   NIBBLE_ASSIGN_OR_RETURN(experts->router_bias_, to_device(request.router_bias));
   NIBBLE_ASSIGN_OR_RETURN(experts->correction_, to_device(request.correction));
   NIBBLE_RETURN_IF_ERROR(memory.reserve(experts->sizes()));
@@ -213,7 +233,8 @@ void CudaExperts::cut_tiles(int64_t rows) {
 
 void CudaExperts::compute_logits(const ExpertArgs& args, const LaunchContext& launch) {
   must(router_logits({.x = args.x.data,
-                      .router = router_.as<float>(),
+                      .router = router_.as<uint16_t>(),
+                      .planes = router_planes_,
                       .bias = floats(router_bias_),
                       .rows = args.m,
                       .hidden = gate_up_.k,

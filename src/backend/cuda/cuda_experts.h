@@ -143,7 +143,8 @@ class CudaExperts final : public PreparedExperts, public ExpertDrifts {
   ExpertsForm form_;
   Side gate_up_;
   Side down_;
-  DeviceBuffer router_;  // [all experts, hidden] f32
+  DeviceBuffer router_;  // [planes, all experts, hidden] bf16
+  int router_planes_ = 1;
   DeviceBuffer router_bias_;
   DeviceBuffer correction_;
   GemmContext context_;

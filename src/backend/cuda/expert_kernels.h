@@ -14,13 +14,17 @@ namespace nibble::cuda {
 
 // What the experts of a layer need besides products. All pointers are device memory.
 
-/// logits[row, e] = x[row] · router[e] (+ bias[e]) in f32, in an order of sums that does not depend
+/// Numbers in BF16 whose sum is a number in F32: 24 bits in three times eight.
+constexpr int kRouterPlanes = 3;
+
+/// logits[row, e] = x[row] · router[e] (+ bias[e]), summed in f32 in an order that does not depend
 /// on the rows of the step: a token takes the same experts in every batch.
-///   x [rows, hidden] bf16, router [experts, hidden] f32, bias [experts] f32 or null; hidden a
-///   multiple of 8
+///   x [rows, hidden] bf16; router [planes, experts, hidden] bf16, the sum of its planes, 1 or
+///   kRouterPlanes; bias [experts] f32 or null; hidden a multiple of 8
 struct RouterLogitsArgs {
   const void* x = nullptr;
-  const float* router = nullptr;
+  const uint16_t* router = nullptr;
+  int planes = 1;
   const float* bias = nullptr;
   int64_t rows = 0;
   int64_t hidden = 0;

@@ -3,6 +3,8 @@
 #include "backend/cuda/expert_kernels.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <span>
@@ -14,6 +16,7 @@
 
 #include "backend/cuda/testing/gpu_test.h"
 #include "backend/testing/random_experts.h"
+#include "base/f16.h"
 #include "ops/route.h"
 
 namespace nibble::cuda {
@@ -21,6 +24,12 @@ namespace {
 
 using testing::DeviceArray;
 using testing::random_values;
+
+std::vector<uint16_t> bf16_numbers(size_t count, uint32_t seed) {
+  std::vector<uint16_t> numbers(count);
+  std::ranges::transform(random_values(count, seed, 1.0F), numbers.begin(), f32_to_bf16);
+  return numbers;
+}
 
 TEST(ExpertKernels, RoutingEqualsTheReference) {
   NIBBLE_NEEDS_GPU();
@@ -68,6 +77,63 @@ TEST(ExpertKernels, RoutingEqualsTheReference) {
         }
       }
     }
+  }
+}
+
+/// Logits are those of a sum in double precision, and a row's have the same bits among any number
+/// of rows, whichever kernel these take.
+void check_logits(int32_t experts, int64_t hidden, int planes) {
+  SCOPED_TRACE(fmt::format("{} experts of {}, {} planes", experts, hidden, planes));
+  constexpr int64_t kMost = 1100;
+  const auto x = bf16_numbers(static_cast<size_t>(kMost * hidden), 70);
+  const int64_t plane = experts * hidden;
+  const auto router = bf16_numbers(static_cast<size_t>(plane * planes), 71);
+  const auto bias = random_values(static_cast<size_t>(experts), 72, 1.0F);
+  const DeviceArray<uint16_t> device_x(x);
+  const DeviceArray<uint16_t> device_router(router);
+  const DeviceArray<float> device_bias(bias);
+  std::vector<float> all;
+  for (const int64_t rows : {1100, 1, 2, 3, 9, 16, 17, 24, 133, 160, 161}) {
+    const DeviceArray<float> logits(std::vector<float>(static_cast<size_t>(rows * experts), NAN));
+    ASSERT_EQ(router_logits({.x = device_x.data(),
+                             .router = device_router.data(),
+                             .planes = planes,
+                             .bias = device_bias.data(),
+                             .rows = rows,
+                             .hidden = hidden,
+                             .experts = experts,
+                             .logits = logits.data()},
+                            {}),
+              cudaSuccess);
+    const std::vector<float> got = logits.host();
+    all = all.empty() ? got : all;
+    ASSERT_EQ(std::memcmp(got.data(), all.data(), got.size() * sizeof(float)), 0) << rows;
+  }
+  for (const int64_t row : {int64_t{0}, int64_t{7}, kMost - 1}) {
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      double sum = bias[static_cast<size_t>(expert)];
+      double size = std::fabs(sum);
+      for (int64_t i = 0; i < planes * hidden; ++i) {
+        const int64_t at = i / hidden * plane + expert * hidden + i % hidden;
+        const double product =
+            double{bf16_to_f32(x[static_cast<size_t>(row * hidden + i % hidden)])} *
+            bf16_to_f32(router[static_cast<size_t>(at)]);
+        sum += product;
+        size += std::fabs(product);
+      }
+      EXPECT_NEAR(all[static_cast<size_t>(row * experts + expert)], sum, 4e-6 * size)
+          << "row " << row << ", expert " << expert;
+    }
+  }
+}
+
+TEST(ExpertKernels, RowsHaveTheSameLogitsInAnyNumber) {
+  NIBBLE_NEEDS_GPU();
+  for (const int planes : {1, kRouterPlanes}) {
+    check_logits(5, 64, planes);
+    check_logits(16, 8, planes);
+    check_logits(32, 2880, planes);
+    check_logits(390, 520, planes);
   }
 }
 
