@@ -26,21 +26,20 @@ case "$preset" in
   cpu-asan) python_tests=(tests/e2e/test_cli_bad_input.py tests/e2e/test_cli_commands.py tests/issues) ;;
   *) python_tests=() ;;
 esac
-client_packages=(anthropic jsonschema openai pytest pytest-xdist)
-has_client() { .venv/bin/python -c 'import anthropic, jsonschema, openai, pytest, xdist' 2> /dev/null; }
+has_client() { .venv/bin/python -c 'import anthropic, jsonschema, openai, pytest' 2> /dev/null; }
 get_client() {
   [ -x .venv/bin/python ] || python3 -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${client_packages[@]}"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check anthropic jsonschema openai pytest
 }
 if [ ${#python_tests[@]} -gt 0 ]; then
   if has_client || stage "install Python packages" get_client; then
     NIBBLE_BIN="$NIBBLE_ROOT/build/$preset/tools/nibble" stage "end-to-end tests" \
-      .venv/bin/python -m pytest -q -n "$(jobs)" --dist loadfile "${python_tests[@]}" --junit-xml "$reports/pytest.xml" || true
+      .venv/bin/python -m pytest -q "${python_tests[@]}" --junit-xml "$reports/pytest.xml" || true
     [ -f "$reports/pytest.xml" ] || echo "pytest stopped without a report" > "$reports/pytest.broken"
   elif [ "${CI:-}" = true ]; then
-    echo "could not install ${client_packages[*]}" > "$reports/pytest.broken"
+    echo "could not install anthropic, jsonschema, openai and pytest" > "$reports/pytest.broken"
   else
-    echo "tests/e2e and tests/issues: could not install ${client_packages[*]} (no package index)" > "$reports/pytest.skipped"
+    echo "tests/e2e and tests/issues: could not install anthropic, jsonschema, openai and pytest (no package index)" > "$reports/pytest.skipped"
   fi
 fi
 
