@@ -192,7 +192,7 @@ std::vector<std::pair<KvCode, LatentKernels>> forms_of(int heads) {
   std::vector<std::pair<KvCode, LatentKernels>> forms;
   for (const KvCode code : {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
     forms.emplace_back(code, LatentKernels::kBest);
-    if (heads > 16 && code != KvCode::kInt4) {
+    if (heads > 16 && code != KvCode::kInt4 && latent_clusters(code) > 0) {
       forms.emplace_back(code, LatentKernels::kClusters);
     }
   }

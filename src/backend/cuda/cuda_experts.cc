@@ -333,9 +333,10 @@ void CudaExperts::scatter(const ExpertArgs& args) {
 }
 
 void CudaExperts::activate(int64_t slots) {
-  // Of a share of the experts the host knows no better number of slots.
-  const bool share = gate_up_.all == nullptr && experts_ < all_experts_;
-  const int32_t* wanted = share ? memory_.tile_count.as<int32_t>() + 2 : nullptr;
+  // Of a share of the experts, or where rows only fill a step up, the host knows no better number.
+  const bool filled_up = context_.rows != nullptr && context_.rows->there != nullptr;
+  const bool fewer = gate_up_.all == nullptr && (experts_ < all_experts_ || filled_up);
+  const int32_t* wanted = fewer ? memory_.tile_count.as<int32_t>() + 2 : nullptr;
   must(activation_quantize({.x = memory_.gate_up.as<void>(),
                             .kind = form_.activation,
                             .rows = slots,

@@ -151,7 +151,7 @@ TEST(ExpertKernels, RowsThatOnlyFillAStepUpTakeNoExpert) {
     const DeviceArray<int32_t> count(std::vector<int32_t>{there});
     const DeviceArray<int32_t> chosen(std::vector<int32_t>(slots, 77));
     const DeviceArray<int32_t> slot_of(std::vector<int32_t>(slots, 77));
-    const DeviceArray<float> weights(slots);
+    const DeviceArray<float> weights(std::vector<float>(slots, NAN));
     const DeviceArray<ExpertTile> tiles(2 * slots);
     const DeviceArray<int32_t> tile_count(3);
     ASSERT_EQ(route_and_sort({.logits = device_logits.data(),
@@ -175,19 +175,28 @@ TEST(ExpertKernels, RowsThatOnlyFillAStepUpTakeNoExpert) {
                              {}),
               cudaSuccess);
     const std::vector<int32_t> got = chosen.host();
+    const std::vector<float> got_weights = weights.host();
     std::vector<int32_t> places = slot_of.host();
     for (size_t i = 0; i < slots; ++i) {
       const bool is_there = i / kTopK < static_cast<size_t>(there);
       EXPECT_EQ(got[i] >= 0, is_there) << "slot " << i;
       EXPECT_LT(got[i], kExperts);
       EXPECT_EQ(places[i] != kNoSlot, is_there) << "slot " << i;
+      EXPECT_EQ(got_weights[i] != 0.0F, is_there) << "slot " << i;
     }
     std::erase(places, kNoSlot);
     std::ranges::sort(places);
     for (size_t i = 0; i < places.size(); ++i) {
       EXPECT_EQ(places[i], static_cast<int32_t>(i));
     }
-    EXPECT_EQ(tile_count.host()[2], there * kTopK);
+    const std::vector<int32_t> counts = tile_count.host();
+    const std::vector<ExpertTile> listed = tiles.host();
+    EXPECT_EQ(counts[2], there * kTopK);
+    int32_t rows_of_tiles = 0;
+    for (int32_t i = 0; i < counts[0]; ++i) {
+      rows_of_tiles += listed[static_cast<size_t>(i)].rows;
+    }
+    EXPECT_EQ(rows_of_tiles, there * kTopK);
   }
 }
 

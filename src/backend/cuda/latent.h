@@ -84,6 +84,9 @@ struct LatentShape {
 
 /// Ok when there are kernels for the shape on the current device.
 [[nodiscard]] Status check_latent(const LatentShape& shape);
+/// Clusters for decoding items of 64 queries that run at the same time on the current device, which
+/// is one of Hopper; 0: it runs none.
+[[nodiscard]] int32_t latent_clusters(KvCode code);
 
 /// As attention_plan_bytes() and plan_attention().
 [[nodiscard]] size_t latent_plan_bytes(const LatentShape& shape,

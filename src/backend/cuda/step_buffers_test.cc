@@ -75,5 +75,29 @@ TEST(StepBuffers, KeepAPageTableForEachPool) {
   EXPECT_EQ(table(buffers, 1, 1, 2), equal.pages[1]);
 }
 
+TEST(StepBuffers, SayHowManyRowsOfARecordedStepThereAre) {
+  NIBBLE_NEEDS_GPU();
+  auto buffers =
+      StepBuffers::create({.rows = 16, .sequences = 8, .positions = 512, .pools = 1}).value();
+  const TwoRows step({{1, 2, 3}, {4, 5}});
+  const auto rows_there = [&] {
+    int32_t rows = -1;
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(&rows, buffers.rows_there(), sizeof(rows), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    return rows;
+  };
+  ASSERT_TRUE(buffers.write(step.plan(), {2, 2}, nullptr).ok());
+  EXPECT_EQ(rows_there(), 2);
+  const int32_t* const of_two = buffers.rows_there();
+  ASSERT_TRUE(buffers.write(step.plan(), {8, 8}, nullptr).ok());  // recorded for 8
+  EXPECT_EQ(rows_there(), 2);
+  EXPECT_NE(buffers.rows_there(), of_two);  // a record of 8 looks where its last sequence ends
+  StepPlan fed = step.plan();
+  fed.input.fed = true;
+  ASSERT_TRUE(buffers.write(fed, {8, 8}, nullptr).ok());
+  EXPECT_EQ(rows_there(), 2);
+}
+
 }  // namespace
 }  // namespace nibble::cuda

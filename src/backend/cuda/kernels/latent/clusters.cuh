@@ -12,7 +12,7 @@
 namespace nibble::cuda {
 
 /// The segments of a cluster's share of the line, and of each the tiles that are this block's. It
-/// may have none of a short one.
+/// may have none of a short one, of which blocks have tiles in turns.
 class LatentClusterLine : public LatentShare<kClusterBlocks> {
  public:
   __device__ explicit LatentClusterLine(const LatentArgs& args)
@@ -22,8 +22,9 @@ class LatentClusterLine : public LatentShare<kClusterBlocks> {
     LatentSegment part = LatentShare::segment();
     const int32_t first = part.first_tile;
     const int32_t tiles = part.end_tile - first;
-    part.first_tile = first + tiles * rank_ / kBlocks;
-    part.end_tile = first + tiles * (rank_ + 1) / kBlocks;
+    const int32_t turn = (rank_ + part.sequence) % kBlocks;
+    part.first_tile = first + tiles * turn / kBlocks;
+    part.end_tile = first + tiles * (turn + 1) / kBlocks;
     return part;
   }
 
@@ -35,11 +36,13 @@ class LatentClusterLine : public LatentShare<kClusterBlocks> {
 struct ClusterExchange {
   uint32_t sums;      // [other blocks][2 warpgroups][chunks][128 threads] of four sums
   uint32_t tops;      // [blocks][32]: tops and totals of queries g and g + 8 of a warp
-  uint32_t barriers;  // tops are there; sums are there; sums have been taken
+  uint32_t barriers;  // tops are there; sums are there; a segment has ended
 
   [[nodiscard]] __device__ uint32_t tops_there() const { return barriers; }
   [[nodiscard]] __device__ uint32_t sums_there() const { return barriers + 8; }
-  [[nodiscard]] __device__ uint32_t sums_taken() const { return barriers + 16; }
+  /// The block has merged its sums of a segment: the ring is free, and so are tops and sums for
+  /// the next one. The fetching warp arrives, too, when it has waited for the segment before.
+  [[nodiscard]] __device__ uint32_t segment_ended() const { return barriers + 16; }
 };
 
 constexpr uint32_t kExchangeBarriers = 3;
@@ -64,12 +67,12 @@ struct OwnChunks {
 __device__ __forceinline__ void init_exchange(const ClusterExchange& exchange) {
   ptx::barrier_init(exchange.tops_there(), 1);
   ptx::barrier_init(exchange.sums_there(), 1);
-  ptx::barrier_init(exchange.sums_taken(), kSummingThreads);
+  ptx::barrier_init(exchange.segment_ended(), kSummingThreads + ptx::kWarpArrivals);
 }
 
 /// Tops and totals of two queries become those of all blocks' tiles of segment `number`; `keep`:
 /// what the block's own sums are to be multiplied by. By the 128 threads that make weights, when
-/// this block has read its last tile: other blocks' sums may now come to where tiles lay.
+/// this block has read its last tile, when other blocks' sums may come to where tiles lay.
 template <int kBlocks>
 __device__ __forceinline__ void exchange_tops(const ClusterExchange& exchange,
                                               uint32_t number,
@@ -77,6 +80,9 @@ __device__ __forceinline__ void exchange_tops(const ClusterExchange& exchange,
                                               float (&top)[2],
                                               float (&total)[2],
                                               float (&keep)[2]) {
+  if (number > 0) {  // a block without tiles of this segment may still be at the one before
+    ptx::barrier_wait(exchange.segment_ended(), (number - 1) % 2);
+  }
   const auto thread = threadIdx.x % 128;
   const uint32_t place = (thread / 32 * 8 + thread % 32 / 4) * 16;
   if (thread == 0) {  // before the block says anything of this segment
@@ -184,7 +190,7 @@ __device__ __forceinline__ void merge_sums(const ClusterExchange& exchange,
       }
     }
   }
-  ptx::warp_arrive(exchange.sums_taken());
+  ptx::warp_arrive(exchange.segment_ended());
 }
 
 }  // namespace nibble::cuda

@@ -325,13 +325,13 @@ __device__ __forceinline__ void release_read_parts(const Ring& ring, uint32_t in
 }
 
 /// The fetching warp: all tiles of the block's segments, in order. Tiles that hold none of the
-/// step's own tokens do not wait for the kernels before. `ring_free`: of clusters, the barrier of
-/// the ends of segments, when the ring has held other blocks' sums.
+/// step's own tokens do not wait for the kernels before. `segment_ended`: of clusters, whose ring
+/// then held other blocks' sums.
 template <typename Work, typename Ring>
 __device__ __forceinline__ void fetch_latents(const LatentArgs& args,
                                               const Ring& ring,
                                               int lane,
-                                              [[maybe_unused]] uint32_t ring_free = 0) {
+                                              [[maybe_unused]] uint32_t segment_ended = 0) {
   constexpr int kPieces = Ring::kPieces;
   uint32_t index = 0;
   [[maybe_unused]] uint32_t number = 0;  // of segments
@@ -339,8 +339,9 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args,
   for (Work work(args); work.more(); work.next(args)) {
     if constexpr (Work::kBlocks > 1) {
       if (number > 0) {
-        ptx::barrier_wait_to_refill(ring_free, (number - 1) % 2);
+        ptx::barrier_wait_to_refill(segment_ended, (number - 1) % 2);
       }
+      ptx::warp_arrive(segment_ended);
       ++number;
     }
     const LatentSegment segment = work.segment();

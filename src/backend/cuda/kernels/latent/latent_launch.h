@@ -16,8 +16,6 @@ enum class LatentFamily : uint8_t { kWarpgroups, kWarps, kPlain };
 /// Products of warpgroups, for sm_90a.
 cudaError_t decode_latent_sm90(const LatentLaunch& args, const LaunchContext& context);
 cudaError_t prefill_latent_sm90(const LatentLaunch& args, const LaunchContext& context);
-/// Clusters for decoding items of 64 queries that run at the same time on the current device.
-[[nodiscard]] int32_t latent_clusters(KvCode code);
 /// Of the images of a sequence's queries over rows in codes.
 [[nodiscard]] size_t latent_image_bytes(const LatentShape& shape);
 

@@ -15,6 +15,7 @@ constexpr int kManyQueries = 64;
 constexpr int kManyThreads = 512;
 constexpr int kManyTokens = 64;  // of a tile
 constexpr uint32_t kManyWeightBytes = kManyQueries * kManyTokens * 2;
+constexpr size_t kMostSharedBytes = 227 * 1024;  // of a block
 
 using ManyScores = float[kManyTokens / 2];
 
@@ -242,6 +243,9 @@ __global__ __launch_bounds__(kManyThreads,
   __shared__ __align__(8) uint64_t exchange_barriers[kExchangeBarriers];
   __shared__ uint4 exchange_tops[Work::kBlocks > 1 ? Work::kBlocks * kExchangeTops : 1];
   static_assert(OwnChunks<Work::kBlocks>::kBytes <= Form::Ring::kBytes);
+  static_assert(Shared::kBytes + sizeof(barriers) + sizeof(factors) + sizeof(query_scales) +
+                    sizeof(tokens) + sizeof(exchange_tops) + sizeof(exchange_barriers) + 16 <=
+                kMostSharedBytes);
   Shared shared{};
   shared.ring.tiles = ptx::shared_address(memory);
   shared.ring.barriers = ptx::shared_address(barriers);
@@ -267,7 +271,8 @@ __global__ __launch_bounds__(kManyThreads,
   }
   ptx::allow_successor();
   if constexpr (Work::kBlocks > 1) {
-    ptx::cluster_sync();
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
   } else {
     __syncthreads();
   }
@@ -276,7 +281,7 @@ __global__ __launch_bounds__(kManyThreads,
     ptx::registers_release<Form::kFetchRegisters>();
     if (threadIdx.x / 32 == 12) {
       fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32,
-                          shared.exchange.sums_taken());
+                          shared.exchange.segment_ended());
     }
   } else if (group == 2) {
     Form::take_weigher_registers();
