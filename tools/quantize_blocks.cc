@@ -54,7 +54,7 @@ struct Measuring {
 /// Finds the least share of blocks of the more bits whose divergence is small enough.
 class ShareSearch final {
  public:
-  explicit ShareSearch(const Measuring& of) : of_(of), pool_(of.threads) {}
+  explicit ShareSearch(const Measuring& of) : pool_(of.threads), of_(of) {}
 
   Result<MaxKld> run() {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<EvalWindow> windows, held_out());
@@ -139,8 +139,8 @@ class ShareSearch final {
     return result.kl.mean;
   }
 
-  const Measuring& of_;
   ThreadPool pool_;
+  const Measuring& of_;
   std::unique_ptr<VariantMeter> meter_;
 };
 

@@ -25,13 +25,13 @@ bool routed(Site site) { return site == Site::kExpertUp || site == Site::kExpert
 class BlockFinder final {
  public:
   BlockFinder(const BlockFinding& finding, LayerRunner& runner)
-      : finding_(finding),
+      : pool_(finding.threads),
+        finding_(finding),
         runner_(runner),
         config_(runner.config()),
-        pool_(finding.threads),
-        jobs_(finding.plan, runner.config()),
         parts_(split_parts(runner.config(), finding.block)),
-        text_rows_(std::ssize(finding.windows) * std::ssize(finding.windows.front())) {}
+        text_rows_(std::ssize(finding.windows) * std::ssize(finding.windows.front())),
+        jobs_(finding.plan, runner.config()) {}
 
   Result<FoundBlocks> run() {
     NIBBLE_ASSIGN_OR_RETURN(WindowStates states, WindowStates::create({.runner = runner_,
@@ -334,15 +334,15 @@ class BlockFinder final {
     }
   }
 
+  ThreadPool pool_;
   const BlockFinding& finding_;
   LayerRunner& runner_;
   const ModelConfig& config_;
-  ThreadPool pool_;
-  LayerJobs jobs_;
   int64_t parts_;
   int64_t text_rows_;
   std::vector<FoundSite> found_;
   std::vector<BlockSite> sites_;
+  LayerJobs jobs_;
 };
 
 }  // namespace

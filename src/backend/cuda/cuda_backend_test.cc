@@ -66,8 +66,8 @@ TEST(CudaBackend, RefusesBlocksInBf16WithTheirRemedy) {
   const Status refused = backend->check_gemm(scheme.weight, scheme.act, 4096);
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
   EXPECT_THAT(refused.message(),
-              testing::HasSubstr("in w4a8_bf16 with INT8 and BF16 activations on"));
-  EXPECT_THAT(refused.message(), testing::HasSubstr("use --device cpu"));
+              ::testing::HasSubstr("in w4a8_bf16 with INT8 and BF16 activations on"));
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("use --device cpu"));
 }
 
 /// Row r of a table, as F32.

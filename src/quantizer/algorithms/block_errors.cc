@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kHighWay = std::ssize(kClips);  // ways before are clips of the fewer bits
 constexpr int64_t kWays = kHighWay + 1;
+constexpr double kNotTried = std::numeric_limits<double>::infinity();
 constexpr int64_t kDepth = 256;  // rows at a time
 
 /// trace(W S W^T) of rows of `block` numbers that are `stride` apart.
@@ -127,8 +128,7 @@ void BlockErrors::add_costs(const float* w, int64_t n, BlockCosts& costs, Thread
       const float* sums = sums_.data() + (index * kWays + way) * block_ * block_;
       const auto at = static_cast<size_t>(index);
       double& cost = way == kHighWay ? costs.high[at] : costs.low[at].at(static_cast<size_t>(way));
-      cost += tries(way) ? weighed(w + index * block_, n, k_, sums, block_)
-                         : std::numeric_limits<double>::infinity();
+      cost += tries(way) ? weighed(w + index * block_, n, k_, sums, block_) : kNotTried;
     }
   });
 }

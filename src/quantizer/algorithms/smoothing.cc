@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/check.h"
@@ -198,6 +199,7 @@ std::vector<float> expanded(const std::vector<float>& factors,
     return factors;
   }
   std::vector<float> out;
+  out.reserve(factor_of.size());
   for (const int32_t index : factor_of) {
     out.push_back(factors[static_cast<size_t>(index)]);
   }
@@ -217,8 +219,8 @@ std::vector<float> largest_weights(const FactorSearch& search) {
 
 /// Factors whose smallest and largest have a product of 1; 1 for channels that are always 0.
 std::vector<float> centred_factors(const std::vector<double>& logarithms) {
-  double low = INFINITY;
-  double high = -INFINITY;
+  double low = std::numeric_limits<double>::infinity();
+  double high = -low;
   for (const double x : logarithms) {
     if (std::isfinite(x)) {
       low = std::min(low, x);
