@@ -259,7 +259,7 @@ Status fill_options(Flags& flags) {
   if (!flags.lm_head.empty()) {
     const auto head = find_scheme(flags.lm_head);
     NIBBLE_RETURN_IF_ERROR(head.status().with_context("--lm-head"));
-    if (head->act == ActFormat::kIntBlocks) {
+    if (in_blocks(head->act)) {
       return make_error(StatusCode::kUnsupported,
                         "--lm-head {}: the head's rows are not rounded in blocks; choose another "
                         "scheme for it",

@@ -22,6 +22,19 @@ namespace {
 
 constexpr double kShareStep = 1.0 / 128;  // to which --max-kld finds a share
 
+/// How what is chosen is called where blocks have these precisions.
+struct ShareNames {
+  const char* flag;    // the share that is wanted
+  const char* wanted;  // of recipe and report
+  const char* more;    // what blocks have that are chosen
+};
+
+ShareNames names_of(const QuantizeFlags& flags) {
+  return flags.options.plan.rules.scheme.act == ActFormat::kBf16Blocks
+             ? ShareNames{"--outlier-share", "outlier_share", "BF16"}
+             : ShareNames{"--a8-share", "a8_share", "8 bits"};
+}
+
 struct MaxKld {
   double share = 0;
   double kld = 0;
@@ -38,10 +51,10 @@ struct Measuring {
   int threads;
 };
 
-/// Finds the least share of 8-bit blocks whose divergence is small enough.
+/// Finds the least share of blocks of the more bits whose divergence is small enough.
 class ShareSearch final {
  public:
-  explicit ShareSearch(const Measuring& of) : of_(of), pool_(of.threads) {}
+  explicit ShareSearch(const Measuring& of) : pool_(of.threads), of_(of) {}
 
   Result<MaxKld> run() {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<EvalWindow> windows, held_out());
@@ -55,9 +68,9 @@ class ShareSearch final {
     NIBBLE_ASSIGN_OR_RETURN(high.kld, measure(1));
     if (high.kld > most) {
       return make_error(StatusCode::kInvalidArgument,
-                        "--max-kld {}: with all blocks in 8 bits the divergence is {:.4f} already, "
-                        "by the weights; give more, smaller blocks, or another scheme",
-                        most, high.kld);
+                        "--max-kld {}: with all blocks in {} the divergence is {:.4f} already, by "
+                        "the weights; give more, smaller blocks, or another scheme",
+                        most, names_of(of_.flags).more, high.kld);
     }
     MaxKld low;
     NIBBLE_ASSIGN_OR_RETURN(low.kld, measure(0));
@@ -121,13 +134,13 @@ class ShareSearch final {
       }
     }
     NIBBLE_ASSIGN_OR_RETURN(const DivergenceResult result, meter_->measure(std::move(replaced)));
-    NIBBLE_LOG(kInfo, "8-bit blocks in a share of {:.4f}: divergence {:.4f}", share,
-               result.kl.mean);
+    NIBBLE_LOG(kInfo, "blocks with {} in a share of {:.4f}: divergence {:.4f}",
+               names_of(of_.flags).more, share, result.kl.mean);
     return result.kl.mean;
   }
 
-  const Measuring& of_;
   ThreadPool pool_;
+  const Measuring& of_;
   std::unique_ptr<VariantMeter> meter_;
 };
 
@@ -146,64 +159,71 @@ std::string digest_of_choice(const FoundBlocks& found, const BlockChoice& choice
   return digest_text(digest_of(text));
 }
 
-Status check_share(const FoundBlocks& found, const BlockFlags& flags) {
+Status check_share(const FoundBlocks& found, const QuantizeFlags& flags) {
+  const BlockFlags& blocks = flags.blocks;
   const double least = found.ranking.least_share();
-  if (flags.max_kld > 0 || flags.a8_share == 0 || flags.a8_share + 1e-9 >= least) {
+  if (blocks.max_kld > 0 || blocks.outlier_share == 0 || blocks.outlier_share + 1e-9 >= least) {
     return {};
   }
-  return make_error(StatusCode::kInvalidArgument,
-                    "--a8-share {}: cannot be reached, as the least that gives any block 8 bits is "
-                    "{:.5f}; give that, 0, or a smaller --block",
-                    flags.a8_share, least);
+  const ShareNames names = names_of(flags);
+  return make_error(
+      StatusCode::kInvalidArgument,
+      "{} {}: cannot be reached, as the least that gives any block {} is {:.5f}; give "
+      "that, 0, or a smaller --block",
+      names.flag, blocks.outlier_share, names.more, least);
 }
 
 void note_choice(const FoundBlocks& found, const BlockChoice& choice, BlockFlags& flags) {
+  const bool to_bf16 = found.act == ActFormat::kBf16Blocks;
   int64_t blocks = 0;
-  int64_t eight = 0;
+  int64_t more = 0;
   for (const SiteBlocks& site : choice.sites) {
     blocks += std::ssize(site.bits);
-    eight += std::ranges::count(site.bits, uint8_t{8});
+    more += std::ranges::count(site.bits, to_bf16 ? 16 : 8);
   }
-  flags.chosen.set("a4_share", 1 - choice.a8_share);
+  const double share = to_bf16 ? choice.outlier_share : 1 - choice.outlier_share;
+  flags.chosen.set(to_bf16 ? "bf16_share" : "a4_share", share);
   flags.chosen.set("blocks", blocks);
-  flags.chosen.set("blocks_of_8_bits", eight);
+  flags.chosen.set(to_bf16 ? "blocks_in_bf16" : "blocks_of_8_bits", more);
   flags.chosen.set("digest", digest_of_choice(found, choice));
   flags.summary =
-      fmt::format("W4A4: {:.2f} % of multiply-adds; {} of {} blocks have 8-bit activations\n",
-                  100 * (1 - choice.a8_share), eight, blocks);
+      fmt::format("{}: {:.2f} % of multiply-adds; {} of {} blocks have {} activations\n",
+                  to_bf16 ? "BF16" : "W4A4", 100 * share, more, blocks, to_bf16 ? "BF16" : "8-bit");
 }
 
 }  // namespace
 
 bool in_blocks(const QuantizeFlags& flags) {
-  return flags.options.plan.rules.scheme.act == ActFormat::kIntBlocks;
+  return in_blocks(flags.options.plan.rules.scheme.act);
 }
 
 ExpectedBlocks expected_blocks(const QuantizeFlags& flags) {
-  return {.block = flags.blocks.block, .a8_share = flags.blocks.a8_share};
+  return {.block = flags.blocks.block, .outlier_share = flags.blocks.outlier_share};
 }
 
 void add_block_flags(CLI::App& command, QuantizeFlags& flags) {
   BlockFlags& blocks = flags.blocks;
   command
       .add_option("--block", blocks.block,
-                  "Of schemes with activations in blocks of 4 and 8 bits: channels of a block")
+                  "Of schemes with activations in blocks of two precisions: channels of a block")
       ->check(CLI::IsMember({32, 64, 128}))
       ->default_str("the scheme's");
   command
-      .add_option("--a8-share", blocks.a8_share,
-                  "Share of multiply-adds that may take 8-bit blocks; the rest is W4A4")
+      .add_option("--outlier-share,--a8-share", blocks.outlier_share,
+                  "Share of multiply-adds that may take blocks of the more bits: 8 beside 4 (the "
+                  "rest is W4A4), or BF16 beside 8")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command
-      .add_option("--max-kld", blocks.max_kld,
-                  "Instead of --a8-share: the least share whose KL divergence from the model, with "
-                  "the nearest codes, is at most this on text that it was not calibrated with "
-                  "(--text, or what --calibrate has left)")
+      .add_option(
+          "--max-kld", blocks.max_kld,
+          "Instead of --outlier-share: the least share whose KL divergence from the model, with "
+          "the nearest codes, is at most this on text that it was not calibrated with "
+          "(--text, or what --calibrate has left)")
       ->check(CLI::PositiveNumber);
   command
       .add_option("--permute", blocks.permute,
-                  "How channels that need 8 bits become neighbours: fold, in the weights alone; "
+                  "How channels that need more bits become neighbours: fold, in the weights alone; "
                   "gather, in an order of each input's own, which other programs cannot read; or "
                   "none")
       ->check(CLI::IsMember({"fold", "gather", "none"}))
@@ -212,20 +232,22 @@ void add_block_flags(CLI::App& command, QuantizeFlags& flags) {
 
 Status settle_blocks(QuantizeFlags& flags) {
   if (!in_blocks(flags)) {
-    for (const char* flag : {"--block", "--a8-share", "--max-kld", "--permute"}) {
+    for (const char* flag : {"--block", "--outlier-share", "--max-kld", "--permute"}) {
       if (flag_given(flags, flag)) {
-        return make_error(StatusCode::kInvalidArgument,
-                          "{}: goes with a scheme whose activations are in blocks of 4 and 8 bits",
-                          flag);
+        return make_error(
+            StatusCode::kInvalidArgument,
+            "{}: goes with a scheme whose activations are in blocks of two precisions", flag);
       }
     }
     return {};
   }
   BlockFlags& blocks = flags.blocks;
-  if (flag_given(flags, "--max-kld") && flag_given(flags, "--a8-share")) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--a8-share and --max-kld: each decides how many blocks have 8 bits; leave "
-                      "one of them out");
+  if (flag_given(flags, "--max-kld") && flag_given(flags, "--outlier-share")) {
+    const ShareNames names = names_of(flags);
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "{} and --max-kld: each decides how many blocks have {}; leave one of them out", names.flag,
+        names.more);
   }
   if (flags.backend.device != "cpu") {
     return make_error(StatusCode::kUnsupported,
@@ -269,12 +291,13 @@ Result<SiteActs> choose_blocks(QuantizeFlags& flags) {
                    .windows = text.windows,
                    .moves = gather ? ChannelMoves::kGather : ChannelMoves::kNone,
                    .block = blocks.block,
-                   .a8_share = blocks.a8_share,
+                   .act = options.plan.rules.scheme.act,
+                   .outlier_share = blocks.outlier_share,
                    .beside = options.destination,
                    .threads = threads,
                    .stop = options.stop}));
-  NIBBLE_RETURN_IF_ERROR(check_share(found, blocks));
-  double share = blocks.a8_share;
+  NIBBLE_RETURN_IF_ERROR(check_share(found, flags));
+  double share = blocks.outlier_share;
   blocks.chosen = Json::object({{"block", blocks.block}, {"permute", blocks.permute}});
   if (blocks.max_kld > 0) {
     NIBBLE_ASSIGN_OR_RETURN(const MaxKld least,
@@ -283,7 +306,7 @@ Result<SiteActs> choose_blocks(QuantizeFlags& flags) {
     blocks.chosen.set("max_kld", blocks.max_kld);
     blocks.chosen.set("kld", least.kld);
   } else {
-    blocks.chosen.set("a8_share", blocks.a8_share);
+    blocks.chosen.set(names_of(flags).wanted, blocks.outlier_share);
   }
   blocks.parts = found.parts;
   const BlockChoice choice = found.ranking.choose(share);

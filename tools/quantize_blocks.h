@@ -7,7 +7,7 @@
 
 namespace nibble {
 
-/// --block, --a8-share, --max-kld and --permute.
+/// --block, --outlier-share, --max-kld and --permute.
 void add_block_flags(CLI::App& command, QuantizeFlags& flags);
 
 /// Where the scheme has activations in blocks: takes the row of the table that has --block, and
@@ -21,12 +21,11 @@ Status settle_blocks(QuantizeFlags& flags);
 /// What the factors of transforms may expect of the choice.
 [[nodiscard]] ExpectedBlocks expected_blocks(const QuantizeFlags& flags);
 
-/// Judges the blocks of flags.options.source by the text and chooses those with 8 bits: within
-/// --a8-share, or by --max-kld as few as keep the divergence below it, measured with the nearest
-/// codes for weights over windows that the model was not calibrated with. Enters the choice into
-/// flags.blocks.
-/// Errors: those of find_blocks() and VariantMeter; kInvalidArgument for a share less than that of
-/// any block, or a divergence that no share of 8-bit blocks keeps below.
+/// Judges the blocks of flags.options.source by the text and chooses those with the more bits:
+/// those within --outlier-share, or by --max-kld as few as keep the divergence below it, measured
+/// with the nearest codes for weights over windows that the model was not calibrated with. Enters
+/// the choice into flags.blocks. Errors: those of find_blocks() and VariantMeter; kInvalidArgument
+/// for a share less than that of any block, or a divergence that no share of blocks keeps below.
 Result<SiteActs> choose_blocks(QuantizeFlags& flags);
 
 }  // namespace nibble

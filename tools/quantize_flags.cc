@@ -66,10 +66,11 @@ Status take_blocks(const Json& recipe, QuantizeFlags& flags) {
   if (!flag_given(flags, "--permute")) {
     NIBBLE_ASSIGN_OR_RETURN(blocks.permute, reader.required_string("permute"));
   }
-  if (!flag_given(flags, "--a8-share") && !flag_given(flags, "--max-kld")) {
+  if (!flag_given(flags, "--outlier-share") && !flag_given(flags, "--max-kld")) {
     const bool by_divergence = recipe.find("max_kld") != nullptr;
-    NIBBLE_ASSIGN_OR_RETURN((by_divergence ? blocks.max_kld : blocks.a8_share),
-                            reader.required_double(by_divergence ? "max_kld" : "a8_share"));
+    const char* share = recipe.find("outlier_share") != nullptr ? "outlier_share" : "a8_share";
+    NIBBLE_ASSIGN_OR_RETURN((by_divergence ? blocks.max_kld : blocks.outlier_share),
+                            reader.required_double(by_divergence ? "max_kld" : share));
   }
   return {};
 }

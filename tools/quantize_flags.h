@@ -12,11 +12,11 @@
 
 namespace nibble {
 
-/// How activations in blocks of 4 and 8 bits are chosen, and what was.
+/// How activations in blocks of two precisions are chosen, and what was.
 struct BlockFlags {
   int block = 0;  // 0: the scheme's
-  double a8_share = 0.16;
-  double max_kld = 0;  // 0: --a8-share decides
+  double outlier_share = 0.16;
+  double max_kld = 0;  // 0: --outlier-share decides
   std::string permute = "fold";
   int64_t parts = 1;    // FoundBlocks
   Json chosen;          // for recipe and report; null: nothing was chosen

@@ -260,7 +260,8 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
       ->delimiter(',');
   command
       ->add_option("--a4-share", flags->a4_share,
-                   "Of schemes with activations in blocks: which share of the blocks has 4 bits")
+                   "Of schemes with activations in blocks: which share of the blocks has the fewer "
+                   "bits, 4 beside 8 or 8 beside BF16")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command->add_option("--m", flags->row_counts, "Rows of activations, like 1,16,256")

@@ -36,7 +36,7 @@ struct GemmBenchOptions {
   std::vector<GemmShape> shapes;     // measured in turns
   std::vector<int64_t> row_counts;   // each m
   std::vector<std::string> kernels;  // only products that take one of these; none: all
-  double a4_share = 0.75;            // of schemes in blocks: those with 4-bit activations
+  double a4_share = 0.75;            // of schemes in blocks: those with the fewer bits
   cpu::NearCeilings* ceilings = nullptr;
 };
 

@@ -20,7 +20,7 @@ struct KernelBenchOptions {
   std::vector<Shape> shapes;         // none: those of the published tables
   std::vector<int64_t> row_counts;   // none: likewise
   double rest = 3.0;                 // idle time after each timed run, in its own lengths
-  double a4_share = 0.75;            // of schemes with activations in blocks: those of 4 bits
+  double a4_share = 0.75;  // of schemes with activations in blocks: those of the fewer bits
   std::function<void(const std::string& line)> progress;  // a line of a table at a time; or empty
 };
 

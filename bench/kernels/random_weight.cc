@@ -84,19 +84,20 @@ Result<QuantTensor> random_weight(const WeightFormat& format, int64_t n, int64_t
   return weight;
 }
 
-ActSpec bench_act(const QuantScheme& scheme, int64_t k, double a4_share) {
+ActSpec bench_act(const QuantScheme& scheme, int64_t k, double low_share) {
   ActSpec act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
-  if (scheme.act != ActFormat::kIntBlocks) {
+  if (!in_blocks(scheme.act)) {
     return act;
   }
   BlockPrecision blocks;
   blocks.block = scheme.weight.grouped() ? scheme.weight.group_size : blocks.block;
   const int64_t count = k / blocks.block;
-  int64_t eights = 0;
+  const uint8_t low = low_bits(block_scales_of(scheme.weight, scheme.act));
+  int64_t wider = 0;
   for (int64_t i = 1; i <= count; ++i) {
-    const auto due = std::llround((1.0 - a4_share) * static_cast<double>(i));
-    blocks.bits.push_back(due > eights ? 8 : 4);
-    eights = due;
+    const auto due = std::llround((1.0 - low_share) * static_cast<double>(i));
+    blocks.bits.push_back(due > wider ? static_cast<uint8_t>(2 * low) : low);
+    wider = due;
   }
   act.blocks = std::make_shared<const BlockPrecision>(std::move(blocks));
   return act;

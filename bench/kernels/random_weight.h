@@ -13,7 +13,7 @@ namespace nibble {
 Result<QuantTensor> random_weight(const WeightFormat& format, int64_t n, int64_t k, uint64_t seed);
 
 /// What rows of a benchmark with a scheme's products are rounded to. Those in blocks, of a group of
-/// the weights or of 128, have 4 bits in this share of their blocks, spread evenly.
-[[nodiscard]] ActSpec bench_act(const QuantScheme& scheme, int64_t k, double a4_share);
+/// the weights or of 128, have the fewer bits in this share of their blocks, spread evenly.
+[[nodiscard]] ActSpec bench_act(const QuantScheme& scheme, int64_t k, double low_share);
 
 }  // namespace nibble

@@ -31,7 +31,8 @@ import kv_forms
 import methods
 import share_curve
 
-# Rows of the tables, as they are called there. B stands for --block, S for --a8-share, G for --group.
+# Rows of the tables, as they are called there. B stands for --block, S for --a8-share (which is
+# --outlier-share, too), G for --group.
 ROWS = {
     "bf16": "`bf16`",
     "w8a8_int8/smooth+rtn": "`w8a8_int8`, `smooth,rtn`",
@@ -42,6 +43,9 @@ ROWS = {
     "w4a8/gptq": "`w4a8`, `gptq`",
     "w4a8_gG/gptq": "`w4a8_g128`, `gptq`",
     "w4a8_gG/smooth+gptq": "`w4a8_g128`, `smooth,gptq`",
+    "w4a8_bf16/gptq/B/0.05": "`w4a8_bf16`, `gptq`, 5 % in BF16",
+    "w4a8_bf16/gptq/B/0.1": "`w4a8_bf16`, `gptq`, 10 % in BF16",
+    "w4a8_bf16/gptq/B/0.16": "`w4a8_bf16`, `gptq`, 16 % in BF16",
     "w4ax_class/rtn/B/0/none": "W4A4, a scale for each token, `rtn`",
     "w4ax_class/rotate+gptq/B/0/none": "W4A4, a scale for each token, `rotate,gptq`",
     "w4ax/rtn/B/0/none": "W4A4, blocks of 32, `rtn`",
@@ -188,7 +192,8 @@ class Bench:
                 self.args.nibble, "quantize", self.model, to, "--force", "--threads",
                 self.args.threads, *self.calibration, *row.flags(), "--json"))
             if report.get("blocks"):
-                share = {"a4_share": report["blocks"]["a4_share"]}
+                share = {key: report["blocks"][key] for key in ("a4_share", "bf16_share")
+                         if key in report["blocks"]}
         if self.args.tasks_only:
             return share
         seconds = 0.0 if row.as_it_is else round(time.time() - begin, 1)

@@ -104,9 +104,9 @@ Result<MappedLinear> DummyWeights::linear(const std::string& module, int64_t n, 
   MappedLinear linear;
   linear.weight = view_of(weight);
   linear.weight.name = module;
-  linear.act = !coded                                 ? ActSpec()
-               : scheme_.act == ActFormat::kIntBlocks ? bench_act(scheme_, k, kFourBitShare)
-                                                      : ActSpec(scheme_.act);
+  linear.act = !coded                   ? ActSpec()
+               : in_blocks(scheme_.act) ? bench_act(scheme_, k, kFourBitShare)
+                                        : ActSpec(scheme_.act);
   linear.codes = std::move(weight.codes);
   linear.scales = std::move(weight.scales);
   linear.zeros = std::move(weight.zeros);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -17,7 +18,7 @@
 #include "backend/testing/random_blocks.h"
 #include "backend/testing/random_gemm.h"
 
-// Products of INT4 with rows in blocks of 4 and 8 bits: on every instruction set the bits of the
+// Products of INT4 with rows in blocks of two precisions: on every instruction set the bits of the
 // reference.
 namespace nibble {
 namespace {
@@ -31,7 +32,7 @@ constexpr int64_t kMost = 70;
 std::vector<QuantScheme> block_schemes() {
   std::vector<QuantScheme> found;
   for (const QuantScheme& scheme : all_schemes()) {
-    if (scheme.act == ActFormat::kIntBlocks) {
+    if (in_blocks(scheme.act)) {
       found.push_back(scheme);
     }
   }
@@ -94,7 +95,7 @@ TEST_P(BlockActs, HaveTheBitsOfTheReference) {
       for (const int64_t n : {1, 16, 37, 67}) {
         const int64_t k = blocks * block;
         const QuantTensor weight = random_weight(scheme.weight, {n, k}, ++seed).value();
-        const ActSpec act = random_blocks(scheme.weight, k, seed);
+        const ActSpec act = random_blocks(scheme, k, seed);
         const auto gemm = backend_->prepare_gemm(weight, act, kMost).value();
         const std::vector<float> x = rows(kMost * k, seed);
         for (const int64_t m : {1, 2, 3, 5, 16, 17, 31, 70}) {
@@ -107,12 +108,111 @@ TEST_P(BlockActs, HaveTheBitsOfTheReference) {
   }
 }
 
+/// Rows in blocks of 8 bits and of BF16 as their definition has them, in double precision; how far
+/// fixed point may be from BF16 for each number.
+struct DoubleRow {
+  std::vector<double> x;
+  std::vector<double> slack;
+};
+
+DoubleRow double_row(const BlockPrecision& blocks, const float* x) {
+  DoubleRow row{std::vector<double>(x, x + blocks.k()),
+                std::vector<double>(static_cast<size_t>(blocks.k()), 0.0)};
+  double largest8 = 0;
+  for (size_t i = 0; i < row.x.size(); ++i) {
+    const bool wide = blocks.bits[i / static_cast<size_t>(blocks.block)] == 16;
+    largest8 = wide ? largest8 : std::max(largest8, std::fabs(row.x[i]));
+  }
+  const auto block = static_cast<size_t>(blocks.block);
+  for (size_t b = 0; b < blocks.bits.size(); ++b) {
+    double largest = 0;
+    for (size_t i = b * block; i < (b + 1) * block; ++i) {
+      if (blocks.bits[b] == 16) {
+        row.x[i] = to_f32(to_bf16({x[i]}))[0];
+        largest = std::max(largest, std::fabs(row.x[i]));
+      } else {
+        // The factor is of F32, which may move a number over a tie.
+        const float factor = 127.0F / static_cast<float>(largest8);
+        row.x[i] = std::nearbyint(x[i] * factor) * largest8 / 127;
+      }
+    }
+    std::fill_n(row.slack.begin() + static_cast<int64_t>(b * block), block, largest * 0x1p-14);
+  }
+  return row;
+}
+
+/// Of INT4 with a scale for each row.
+std::vector<double> numbers_of(const QuantTensor& weight) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(weight.codes.data());
+  std::vector<double> numbers;
+  for (int64_t i = 0; i < weight.n * weight.k; ++i) {
+    const int code = (bytes[i / 2] >> (i % 2 * 4) & 15) - 8;
+    numbers.push_back(
+        code * static_cast<double>(weight.scales.as<float>()[static_cast<size_t>(i / weight.k)]));
+  }
+  return numbers;
+}
+
+/// y of rows x, as far from double precision as fixed point and F32 may be.
+void expect_near_double(const QuantTensor& weight,
+                        const BlockPrecision& blocks,
+                        const std::vector<float>& x,
+                        const std::vector<float>& y) {
+  const std::vector<double> w = numbers_of(weight);
+  for (int64_t row = 0; row * weight.n < std::ssize(y); ++row) {
+    const DoubleRow given = double_row(blocks, x.data() + row * weight.k);
+    for (int64_t column = 0; column < weight.n; ++column) {
+      const double* of = w.data() + column * weight.k;
+      double want = 0;
+      double slack = 0;
+      for (size_t i = 0; i < given.x.size(); ++i) {
+        want += given.x[i] * of[i];
+        slack += given.slack[i] * std::fabs(of[i]) + std::fabs(given.x[i] * of[i]) * 1e-6;
+      }
+      ASSERT_NEAR(y[static_cast<size_t>(row * weight.n + column)], want, slack) << row << column;
+    }
+  }
+}
+
+/// Blocks of 8 bits and in BF16 in no order; every fifth seed has none of 8 bits.
+ActSpec bf16_blocks(int block, int64_t k, uint32_t seed) {
+  std::mt19937 random(seed);
+  BlockPrecision blocks{.block = block};
+  for (int64_t b = 0; b < k / block; ++b) {
+    blocks.bits.push_back(seed % 5 == 0 || random() % 2 == 0 ? 16 : 8);
+  }
+  ActSpec act(ActFormat::kBf16Blocks);
+  act.blocks = std::make_shared<const BlockPrecision>(std::move(blocks));
+  return act;
+}
+
+TEST_P(BlockActs, OfInt8AndBf16AreNearDoublePrecision) {
+  const QuantScheme scheme = find_scheme("w4a8_bf16").value();
+  constexpr int64_t kN = 37;
+  uint32_t seed = 100;
+  for (const int block : {32, 64, 128}) {
+    for (const int64_t k : {128, 384, 640}) {
+      const ActSpec act = bf16_blocks(block, k, ++seed);
+      const QuantTensor weight = random_weight(scheme.weight, {kN, k}, seed).value();
+      const auto gemm = backend_->prepare_gemm(weight, act, kMost).value();
+      const std::vector<float> x = rows(kMost * k, seed);
+      for (const int64_t m : {1, 3, 17, 27}) {
+        SCOPED_TRACE(testing::Message() << m << " x " << k << " in blocks of " << block);
+        const GemmArgs args{.x = x.data(), .x_stride = k, .m = m};
+        const std::vector<float> y = product(*gemm, args, kN);
+        ASSERT_EQ(bits_of(y), bits_of(expected(weight, act, args)));
+        expect_near_double(weight, *act.blocks, x, y);
+      }
+    }
+  }
+}
+
 TEST_P(BlockActs, TakeColumnsBiasesSumsAndBf16) {
   for (const QuantScheme& scheme : block_schemes()) {
     constexpr int64_t kN = 35;
     constexpr int64_t kK = 640;
     const QuantTensor weight = random_weight(scheme.weight, {kN, kK}, 3).value();
-    ActSpec act = random_blocks(scheme.weight, kK, 4);
+    ActSpec act = random_blocks(scheme, kK, 4);
     std::vector<int32_t> columns(kK);
     std::iota(columns.begin(), columns.end(), 0);
     std::shuffle(columns.begin(), columns.end(), std::mt19937(3));
@@ -150,7 +250,7 @@ TEST_P(BlockActs, RoundWhatNormsAndActivationsGive) {
       {.kind = GemmInput::Kind::kRelu, .turn = 128}};
   for (const QuantScheme& scheme : block_schemes()) {
     const QuantTensor weight = random_weight(scheme.weight, {kN, kK}, 9).value();
-    const ActSpec act = random_blocks(scheme.weight, kK, 10);
+    const ActSpec act = random_blocks(scheme, kK, 10);
     const auto gemm = backend_->prepare_gemm(weight, act, kMost).value();
     for (const GemmInput& input : inputs) {
       for (const int64_t m : {1, 40}) {
@@ -170,7 +270,7 @@ TEST_P(BlockActs, OfZerosAreZerosAndWhatIsNotFiniteSpoilsItsRow) {
   constexpr int64_t kM = 20;
   for (const QuantScheme& scheme : block_schemes()) {
     const QuantTensor weight = random_weight(scheme.weight, {kN, kK}, 11).value();
-    const ActSpec act = random_blocks(scheme.weight, kK, 12);
+    const ActSpec act = random_blocks(scheme, kK, 12);
     const auto gemm = backend_->prepare_gemm(weight, act, kM).value();
     std::vector<float> x = rows(kM * kK, 13);
     std::fill_n(x.begin() + kK, kK, 0.0F);
@@ -200,7 +300,7 @@ TEST_P(BlockActs, AreSharedByProductsOfTheSameBlocksAlone) {
   const QuantTensor weight = random_weight(scheme.weight, {16, kK}, 14).value();
   const QuantTensor channel =
       random_weight(find_scheme("w4ax_class").value().weight, {16, kK}, 14).value();
-  const ActSpec act = random_blocks(scheme.weight, kK, 15);
+  const ActSpec act = random_blocks(scheme, kK, 15);
   ActSpec clipped = act;
   BlockPrecision other = *act.blocks;
   other.clip = 1.0F;
@@ -216,7 +316,7 @@ TEST_P(BlockActs, AreSharedByProductsOfTheSameBlocksAlone) {
 TEST_P(BlockActs, WeightsAreUnpackedAndReplaced) {
   for (const QuantScheme& scheme : block_schemes()) {
     constexpr int64_t kK = 256;
-    const ActSpec act = random_blocks(scheme.weight, kK, 16);
+    const ActSpec act = random_blocks(scheme, kK, 16);
     const QuantTensor weight = random_weight(scheme.weight, {40, kK}, 17).value();
     const QuantTensor rows_of = random_weight(scheme.weight, {9, kK}, 18).value();
     const auto gemm = backend_->prepare_gemm(weight, act, 3).value();
@@ -250,6 +350,8 @@ TEST_P(BlockActs, RefusalsNameTheField) {
   const WeightFormat bytes{WeightCode::kInt8, ScalePer::kChannel};
   EXPECT_THAT(std::string(backend_->check_gemm(bytes, ActFormat::kIntBlocks, 256).message()),
               HasSubstr("activations in blocks of 4 and 8 bits need int4 weights"));
+  EXPECT_THAT(std::string(backend_->check_gemm(bytes, ActFormat::kBf16Blocks, 256).message()),
+              HasSubstr("activations in blocks of 8 bits and of BF16 need int4 weights"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu,

@@ -112,7 +112,7 @@ TEST(Experts, OfEveryRunSchemeEqualTheReference) {
 TEST(Experts, EachDownReadsRowsInItsOwnOrderAndBlocks) {
   constexpr int64_t kRows = 37;
   constexpr ExpertsShape kShape{5, 3, 128, 256};
-  for (const char* name : {"w4ax", "w4ax_b32", "w4ax_class", "w4a8", "w4a16_g32"}) {
+  for (const char* name : {"w4ax", "w4ax_b32", "w4ax_class", "w4a8_bf16", "w4a8", "w4a16_g32"}) {
     const QuantScheme scheme = find_scheme(name).value();
     for (const DType between : {DType::kF32, DType::kBF16}) {
       RandomExperts layer(scheme, kShape, between);

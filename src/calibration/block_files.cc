@@ -22,7 +22,7 @@ FmpqSidecar sidecar_of(const BlockFiles& files) {
     FmpqSidecar::Site entry;
     for (const size_t job : jobs.readers(place)) {
       entry.modules.push_back(files.plan.jobs[job].name());
-      sidecar.scales = block_scales_of(files.plan.jobs[job].scheme.weight);
+      sidecar.scales = block_scales_of(files.plan.jobs[job].scheme.weight, spec.format);
     }
     entry.precision = *spec.blocks;
     entry.rows = act.rows;

@@ -25,13 +25,13 @@ bool routed(Site site) { return site == Site::kExpertUp || site == Site::kExpert
 class BlockFinder final {
  public:
   BlockFinder(const BlockFinding& finding, LayerRunner& runner)
-      : finding_(finding),
+      : pool_(finding.threads),
+        finding_(finding),
         runner_(runner),
         config_(runner.config()),
-        pool_(finding.threads),
-        jobs_(finding.plan, runner.config()),
         parts_(split_parts(runner.config(), finding.block)),
-        text_rows_(std::ssize(finding.windows) * std::ssize(finding.windows.front())) {}
+        text_rows_(std::ssize(finding.windows) * std::ssize(finding.windows.front())),
+        jobs_(finding.plan, runner.config()) {}
 
   Result<FoundBlocks> run() {
     NIBBLE_ASSIGN_OR_RETURN(WindowStates states, WindowStates::create({.runner = runner_,
@@ -41,7 +41,12 @@ class BlockFinder final {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       NIBBLE_RETURN_IF_ERROR(judge_layer(layer, states));
     }
-    return FoundBlocks{finding_.block, parts_, std::move(found_), BlockRanking(std::move(sites_))};
+    const uint8_t low = finding_.act == ActFormat::kBf16Blocks ? 8 : 4;
+    return FoundBlocks{.act = finding_.act,
+                       .block = finding_.block,
+                       .parts = parts_,
+                       .sites = std::move(found_),
+                       .ranking = BlockRanking(std::move(sites_), low)};
   }
 
  private:
@@ -65,7 +70,7 @@ class BlockFinder final {
       const Site site{static_cast<uint8_t>(i)};
       for (int64_t expert = 0; expert < (site == Site::kExpertDown ? experts() : 1); ++expert) {
         const SiteInput input{layer, site, expert};
-        if (in_blocks(jobs_.readers(input))) {
+        if (are_in_blocks(jobs_.readers(input))) {
           sites.push_back({.input = input, .columns = nullptr});
           NIBBLE_RETURN_IF_ERROR(check_site(first_job(sites.back())));
         }
@@ -74,12 +79,19 @@ class BlockFinder final {
     return sites;
   }
 
-  [[nodiscard]] bool in_blocks(const std::vector<size_t>& jobs) const {
-    return !jobs.empty() && finding_.plan.jobs[jobs.front()].scheme.act == ActFormat::kIntBlocks;
+  [[nodiscard]] bool are_in_blocks(const std::vector<size_t>& jobs) const {
+    return !jobs.empty() && in_blocks(finding_.plan.jobs[jobs.front()].scheme.act);
   }
 
   [[nodiscard]] Status check_site(const PlanJob& job) const {
     const WeightFormat& weight = job.scheme.weight;
+    if (job.scheme.act != finding_.act) {
+      return make_error(
+          StatusCode::kUnsupported,
+          "{}: has blocks of other precisions ({}) than the rest; give all of a model "
+          "one scheme in blocks",
+          job.name(), job.scheme.name);
+    }
     if (weight.grouped() && weight.group_size != finding_.block) {
       return make_error(StatusCode::kUnsupported,
                         "{}: has blocks of {} channels beside others of {}; give all of a model "
@@ -101,8 +113,8 @@ class BlockFinder final {
 
   [[nodiscard]] BlockForm form_of(const FoundSite& site) const {
     return {.block = finding_.block,
-            .scales = block_scales_of(first_job(site).scheme.weight),
-            .a8_share = finding_.a8_share};
+            .scales = block_scales_of(first_job(site).scheme.weight, finding_.act),
+            .outlier_share = finding_.outlier_share};
   }
 
   [[nodiscard]] std::unique_ptr<BlockRows> rows_of(const FoundSite& site) const {
@@ -322,15 +334,15 @@ class BlockFinder final {
     }
   }
 
+  ThreadPool pool_;
   const BlockFinding& finding_;
   LayerRunner& runner_;
   const ModelConfig& config_;
-  ThreadPool pool_;
-  LayerJobs jobs_;
   int64_t parts_;
   int64_t text_rows_;
   std::vector<FoundSite> found_;
   std::vector<BlockSite> sites_;
+  LayerJobs jobs_;
 };
 
 }  // namespace
@@ -338,7 +350,7 @@ class BlockFinder final {
 SiteActs FoundBlocks::acts(const BlockChoice& choice) const {
   SiteActs acts;
   for (size_t i = 0; i < sites.size(); ++i) {
-    SiteAct act{.spec = ActSpec(ActFormat::kIntBlocks), .rows = sites[i].rows};
+    SiteAct act{.spec = ActSpec(this->act), .rows = sites[i].rows};
     act.spec.columns = sites[i].columns;
     act.spec.blocks = std::make_shared<const BlockPrecision>(
         BlockPrecision{.block = block, .bits = choice.sites[i].bits, .clip = choice.sites[i].clip});

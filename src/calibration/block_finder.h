@@ -23,9 +23,11 @@ struct BlockFinding {
   const QuantizePlan& plan;  // of it
   const std::vector<std::vector<int32_t>>& windows;
   ChannelMoves moves = ChannelMoves::kNone;
-  int block = 128;         // channels; grouped weights have groups of as many
-  double a8_share = 0.16;  // of 8-bit blocks that is expected, where blocks share scales
-  std::string beside;      // where a file for hidden states is made, which has no name
+  int block = 128;                        // channels; grouped weights have groups of as many
+  ActFormat act = ActFormat::kIntBlocks;  // in which of the two pairs of precisions
+  double outlier_share = 0.16;  // of blocks of the more bits that is expected, where others share
+                                // scales
+  std::string beside;           // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;
 };
@@ -37,8 +39,10 @@ struct FoundSite {
   double rows = 1;                                      // SiteAct::rows
 };
 
-/// What 4 and 8 bits cost the blocks of a model: of the same number of sites, in the same order.
+/// What either precision costs the blocks of a model: of the same number of sites, in the same
+/// order.
 struct FoundBlocks {
+  ActFormat act = ActFormat::kIntBlocks;
   int block = 0;
   int64_t parts = 1;  // of split sites: split_parts()
   std::vector<FoundSite> sites;
@@ -48,16 +52,16 @@ struct FoundBlocks {
 };
 
 /// Runs the model, not rounded anywhere, layer by layer over the windows, and judges each block of
-/// the rows that enter products with activations in blocks (ActFormat::kIntBlocks): the squares
-/// that 4 bits, clipped in several ways, and 8 bits change in the outputs. Where channels are
+/// the rows that enter products with activations in blocks: the squares that the fewer bits, 4 of
+/// them clipped in several ways, and the more bits change in the outputs. Where channels are
 /// gathered they are ordered first, by the mean of their squares, the largest first; those that
 /// devices may share by columns (of attention's output and of down) stay within each of
 /// split_parts(). Of routed experts gate and up of a layer have one order and one choice, by all
 /// rows of the layer, each expert's weights counted by the rows that it gets; each down has its
 /// own, by those rows. Errors of an expert's outputs are shares of all of its layer's, and one that
-/// no row gets has 8 bits throughout. Errors: those of LayerRunner::open(); kUnsupported for blocks
-/// of several sizes; kInvalidArgument for inputs that are no multiple of a block, and for inputs
-/// that are no numbers, naming the matrix; kCancelled, kIo.
+/// no row gets has the more bits throughout. Errors: those of LayerRunner::open(); kUnsupported for
+/// blocks of several sizes or pairs of precisions; kInvalidArgument for inputs that are no multiple
+/// of a block, and for inputs that are no numbers, naming the matrix; kCancelled, kIo.
 Result<FoundBlocks> find_blocks(const BlockFinding& finding);
 
 }  // namespace nibble

@@ -48,6 +48,7 @@ class Blocks : public Calibration {
                         .windows = text.windows,
                         .moves = moves,
                         .block = kBlock,
+                        .act = options.plan.rules.scheme.act,
                         .beside = options.destination,
                         .threads = threads});
   }
@@ -77,8 +78,8 @@ TEST_F(Blocks, AreChosenOverTheWholeModelAndAlikeInEachPart) {
   EXPECT_EQ(found.sites.size(), 8U * 4U);
   EXPECT_EQ(found.parts, 4);  // as many as heads
   const BlockChoice choice = found.ranking.choose(0.16);
-  EXPECT_LE(choice.a8_share, 0.16);
-  EXPECT_GT(choice.a8_share, 0.15);
+  EXPECT_LE(choice.outlier_share, 0.16);
+  EXPECT_GT(choice.outlier_share, 0.15);
   EXPECT_LT(choice.error, found.ranking.choose(0).error);
   EXPECT_GT(choice.error, found.ranking.choose(1).error);
   const SiteActs acts = found.acts(choice);
@@ -94,7 +95,7 @@ TEST_F(Blocks, AreChosenOverTheWholeModelAndAlikeInEachPart) {
   }
   const FoundBlocks again = find(in_blocks(kModel, "out"), ChannelMoves::kNone, 1).value();
   for (size_t site = 0; site < found.sites.size(); ++site) {
-    EXPECT_EQ(found.ranking.sites()[site].costs.four, again.ranking.sites()[site].costs.four);
+    EXPECT_EQ(found.ranking.sites()[site].costs.low, again.ranking.sites()[site].costs.low);
     EXPECT_EQ(found.ranking.sites()[site].outputs, again.ranking.sites()[site].outputs);
   }
 }
@@ -155,7 +156,7 @@ TEST_F(Blocks, OutputsDependOnNoThreadsAndSayHowTheyAreRead) {
     EXPECT_EQ(site->precision, *how.acts.find({3, Site::kDown})->blocks);
     EXPECT_THAT(sidecar->find("model.layers.3.mlp.up_proj")->modules,
                 ElementsAre("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.up_proj"));
-    EXPECT_NEAR(sidecar->share_of_4_bits(weights), 0.8, 0.02);
+    EXPECT_NEAR(sidecar->share_of_bits(4, weights), 0.8, 0.02);
     const std::string config = read_file(one.destination + "/config.json").value();
     EXPECT_THAT(config, HasSubstr("nibble_fmpq"));
     EXPECT_EQ(config.find(std::string(kFmpqGatherStrategy)) != std::string::npos, gather);
@@ -175,6 +176,9 @@ TEST_F(Blocks, RefusalsNameTheMatrix) {
   const Status sizes = find(large, ChannelMoves::kNone, 1).status();
   EXPECT_EQ(sizes.code(), StatusCode::kUnsupported);
   EXPECT_THAT(sizes.message(), HasSubstr("down_proj: has blocks of 128"));
+  large.plan.rules.rules = {"*down_proj=w4a8_bf16"};
+  EXPECT_THAT(find(large, ChannelMoves::kNone, 1).status().message(),
+              HasSubstr("down_proj: has blocks of other precisions (w4a8_bf16)"));
   QuantizeOptions ruled = options(kModel, path("ruled"), "w4a16_g32");
   ruled.plan.rules.rules = {"*down_proj=w4ax_b32"};
   const Status alone = quantize(ruled, calibration(kModel, Rounding::kGptq)).status();
@@ -220,7 +224,7 @@ TEST_F(Blocks, OfExpertsAreWrittenAndReadAgain) {
     const std::string model =
         dummy(family, {{"moe_intermediate_size", 96}, {"shared_expert_intermediate_size", 64}});
     for (const ChannelMoves moves : {ChannelMoves::kNone, ChannelMoves::kGather}) {
-      for (const char* scheme : {"w4ax_b32", "w4ax_class"}) {
+      for (const char* scheme : {"w4ax_b32", "w4ax_class", "w4a8_bf16"}) {
         SCOPED_TRACE(fmt::format("{} {} {}", family, scheme, static_cast<int>(moves)));
         QuantizeOptions wanted = in_blocks(model, "out");
         wanted.plan.rules.scheme = find_scheme(scheme).value();
@@ -234,7 +238,8 @@ TEST_F(Blocks, OfExpertsAreWrittenAndReadAgain) {
         const CheckpointReader reader = CheckpointReader::open(path("out")).value();
         const auto sidecar = read_fmpq_sidecar(path("out"), reader);
         ASSERT_TRUE(sidecar.ok()) << sidecar.status().message();
-        EXPECT_NEAR(sidecar->share_of_4_bits(reader), 1 - found->ranking.choose(0.3).a8_share,
+        const uint8_t more = 2 * low_bits(sidecar->scales);
+        EXPECT_NEAR(sidecar->share_of_bits(more, reader), found->ranking.choose(0.3).outlier_share,
                     1e-9);
         const double near = distance(logits(path("out")), logits(model));
         EXPECT_LT(near, 0.8);
@@ -297,7 +302,7 @@ TEST_F(Blocks, OfExpertsWithoutRowsHave8Bits) {
     EXPECT_THAT(choice.sites[i].bits, testing::Each(none ? 8 : 4));
   }
   EXPECT_EQ(without, 2 * 4);
-  EXPECT_EQ(choice.a8_share, 0);
+  EXPECT_EQ(choice.outlier_share, 0);
   EXPECT_GT(found.ranking.least_share(), 0);
 }
 

@@ -166,7 +166,7 @@ class Calibrator final : public JobMaker {
                           "beforehand; leave --scale-rule out",
                           rounding_name(options_.rounding), matrix.name());
       }
-      if (matrix.scheme.act == ActFormat::kIntBlocks && options_.blocks.is_null()) {
+      if (in_blocks(matrix.scheme.act) && options_.blocks.is_null()) {
         return make_error(StatusCode::kUnsupported,
                           "{}: precisions of blocks are chosen for a whole model; give {} with "
                           "--scheme, and other schemes with --rule",

@@ -42,6 +42,8 @@ struct SiteInput {
   Site site = Site::kQkv;
   int64_t expert = 0;
 
+  // clang-tidy 14 takes a 0 in what the compiler makes of it for a pointer.
+  // NOLINTNEXTLINE(modernize-use-nullptr)
   [[nodiscard]] auto operator<=>(const SiteInput&) const = default;
 };
 

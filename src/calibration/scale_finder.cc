@@ -142,7 +142,7 @@ class ScaleFinder final {
     std::vector<float> factors = search_factors(
         {.rule = finding_.rule,
          .act = scheme.act,
-         .blocks = {.block = block, .a8_share = finding_.a8_share},
+         .blocks = {.block = block, .outlier_share = finding_.outlier_share},
          .site = statistics,
          .matrices = matrices,
          .factor_of = site == Site::kOutput ? values_of_channels() : std::vector<int32_t>()},

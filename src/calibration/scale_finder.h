@@ -18,9 +18,10 @@ struct ScaleFinding {
   const QuantizePlan& plan;        // of this model: what its matrices are rounded to
   const std::vector<std::vector<int32_t>>& windows;
   FactorRule rule = FactorRule::kLargest;
-  double a8_share = 0.16;  // of blocks that are to have 8 bits, where activations have blocks
-  int block = 128;         // of these where weights have a scale for each row
-  std::string beside;      // where a file for hidden states is made, which has no name
+  double outlier_share = 0.16;  // of blocks that are to have the more bits, where activations have
+                                // blocks
+  int block = 128;              // of these where weights have a scale for each row
+  std::string beside;           // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;
 };

@@ -71,9 +71,9 @@ class Chain final {
                                  {"text_xxh3", text.digest},
                                  {"windows", std::ssize(text.windows)},
                                  {"tokens", text.tokens()}});
-    if (in_blocks()) {
+    if (acts_in_blocks()) {
       wanted.stamp.set("block", options_.blocks.block);
-      wanted.stamp.set("a8_share", options_.blocks.a8_share);
+      wanted.stamp.set("outlier_share", options_.blocks.outlier_share);
     }
     if (has_stamp(next, wanted.stamp)) {
       NIBBLE_LOG(kInfo, "{}: is there from an earlier run", next);
@@ -123,7 +123,7 @@ class Chain final {
                                     .windows = stage.text.windows,
                                     .rule = transform == Transform::kAwq ? FactorRule::kMean
                                                                          : FactorRule::kLargest,
-                                    .a8_share = options_.blocks.a8_share,
+                                    .outlier_share = options_.blocks.outlier_share,
                                     .block = options_.blocks.block,
                                     .beside = stage.next,
                                     .threads = threads_,
@@ -131,13 +131,13 @@ class Chain final {
     return make_scaling(stage.config, std::move(factors));
   }
 
-  [[nodiscard]] bool in_blocks() const {
-    return options_.quantize.plan.rules.scheme.act == ActFormat::kIntBlocks;
+  [[nodiscard]] bool acts_in_blocks() const {
+    return in_blocks(options_.quantize.plan.rules.scheme.act);
   }
 
   /// That devices which share the model have of what attention's output and down multiply.
   [[nodiscard]] int64_t parts_of(const ModelConfig& config) const {
-    return in_blocks() ? split_parts(config, options_.blocks.block) : 1;
+    return acts_in_blocks() ? split_parts(config, options_.blocks.block) : 1;
   }
 
   const ChainOptions& options_;

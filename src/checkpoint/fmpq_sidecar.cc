@@ -22,7 +22,8 @@ constexpr std::string_view kRemedy =
     "calibrate the model again (nibble quantize --scheme NAME --calibrate TEXT), or run it with "
     "--ignore-fmpq";
 constexpr std::array<std::string_view, 3> kPermuteNames = {"none", "fold", "gather"};
-constexpr std::array<std::string_view, 2> kScalesNames = {"block", "class"};  // of BlockScales
+// Of BlockScales.
+constexpr std::array<std::string_view, 3> kScalesNames = {"block", "class", "bf16"};
 
 Status bad_field(const std::string& where, std::string_view field, const std::string& what) {
   return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
@@ -33,6 +34,9 @@ std::string columns_name(size_t site) { return fmt::format("sites.{}.columns", s
 
 /// The first that says all of it.
 int64_t version_of(const FmpqSidecar& sidecar) {
+  if (sidecar.scales == BlockScales::kWide) {
+    return 3;
+  }
   const bool rows = std::ranges::any_of(
       sidecar.sites, [](const FmpqSidecar::Site& site) { return site.rows != 1; });
   return rows ? 2 : 1;
@@ -189,7 +193,7 @@ Status check_permutation(const std::vector<int32_t>& columns) {
   return {};
 }
 
-/// Whether the columns of a site stay inside equal parts with as many blocks of 8 bits each.
+/// Whether the columns of a site stay inside equal parts with as many blocks of the more bits each.
 Status check_parts(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site) {
   const auto bad = [&](const std::string& what) {
     return make_error(StatusCode::kCorrupt, "field parts: {} parts of the inputs of {}: {}; {}",
@@ -201,14 +205,15 @@ Status check_parts(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site) {
   }
   const int64_t each = blocks / sidecar.parts;
   const int64_t of_part = each * sidecar.block;
-  const auto eights = [&](int64_t part) {
+  const auto high = static_cast<uint8_t>(2 * low_bits(sidecar.scales));
+  const auto highs = [&](int64_t part) {
     const auto begin = site.precision.bits.begin() + part * each;
-    return std::count(begin, begin + each, uint8_t{8});
+    return std::count(begin, begin + each, high);
   };
   for (int64_t part = 1; part < sidecar.parts; ++part) {
-    if (eights(part) != eights(0)) {
-      return bad(fmt::format("part {} has {} blocks of 8 bits and part 0 has {}", part,
-                             eights(part), eights(0)));
+    if (highs(part) != highs(0)) {
+      return bad(fmt::format("part {} has {} blocks of {} bits and part 0 has {}", part,
+                             highs(part), high, highs(0)));
     }
   }
   for (size_t i = 0; i < site.columns.size(); ++i) {
@@ -239,8 +244,8 @@ const FmpqSidecar::Site* FmpqSidecar::find(std::string_view module) const {
   return found == sites.end() ? nullptr : &*found;
 }
 
-double FmpqSidecar::share_of_4_bits(const CheckpointReader& weights) const {
-  double four = 0.0;
+double FmpqSidecar::share_of_bits(uint8_t bits, const CheckpointReader& weights) const {
+  double found = 0.0;
   double all = 0.0;
   for (const Site& site : sites) {
     for (const std::string& module : site.modules) {
@@ -249,11 +254,11 @@ double FmpqSidecar::share_of_4_bits(const CheckpointReader& weights) const {
           codes == nullptr || codes->shape.empty()
               ? 0.0
               : site.rows * static_cast<double>(codes->shape[0] * site.precision.k());
-      four += work * nibble::share_of_4_bits(site.precision);
+      found += work * nibble::share_of_bits(site.precision, bits);
       all += work;
     }
   }
-  return all > 0.0 ? four / all : 0.0;
+  return all > 0.0 ? found / all : 0.0;
 }
 
 Result<bool> announces_fmpq(const Json& config) {
@@ -274,7 +279,8 @@ Json fmpq_config_json(const FmpqSidecar& sidecar) {
 
 Status check_fmpq_site(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site) {
   constexpr WeightFormat kAny{.code = WeightCode::kInt4, .scale_per = ScalePer::kChannel};
-  if (const Status sound = check_blocks(site.precision, kAny, site.precision.k()); !sound.ok()) {
+  if (const Status sound = check_blocks(site.precision, sidecar.act(), kAny, site.precision.k());
+      !sound.ok()) {
     return make_error(StatusCode::kCorrupt, "{}; {}", sound.message(), kRemedy);
   }
   if (!site.columns.empty() && std::ssize(site.columns) != site.precision.k()) {
@@ -326,10 +332,11 @@ Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const Checkpoin
 
 std::string describe(const FmpqSidecar& sidecar, const CheckpointReader& weights) {
   constexpr std::array<std::string_view, 3> kPermuted = {"not permuted", "folded", "gathered"};
-  return fmt::format("{} of {}, {:.1f} % of their multiply-adds with 4-bit activations, {}",
-                     sidecar.scales == BlockScales::kEach ? "blocks" : "classes of blocks",
-                     sidecar.block, 100.0 * sidecar.share_of_4_bits(weights),
-                     kPermuted.at(static_cast<size_t>(sidecar.permute)));
+  const bool wide = sidecar.scales == BlockScales::kWide;
+  return fmt::format("{} of {}, {:.1f} % of their multiply-adds with {} activations, {}",
+                     sidecar.scales == BlockScales::kClass ? "classes of blocks" : "blocks",
+                     sidecar.block, 100.0 * sidecar.share_of_bits(wide ? 16 : 4, weights),
+                     wide ? "BF16" : "4-bit", kPermuted.at(static_cast<size_t>(sidecar.permute)));
 }
 
 // --- Writing ---
@@ -420,13 +427,15 @@ Status write_fmpq_sidecar(const FmpqSidecar& sidecar,
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, weights_digest(weights, modules_of(sidecar)));
   JsonArray sites;
   std::ranges::transform(sidecar.sites, std::back_inserter(sites), site_json);
+  const bool wide = sidecar.scales == BlockScales::kWide;
   const Json json =
       Json::object({{"nibble_fmpq", version_of(sidecar)},
                     {"form", kScalesNames.at(static_cast<size_t>(sidecar.scales))},
                     {"block", sidecar.block},
                     {"permute", kPermuteNames.at(static_cast<size_t>(sidecar.permute))},
                     {"parts", sidecar.parts},
-                    {"a4_share", sidecar.share_of_4_bits(weights)},
+                    wide ? JsonObject::Member{"bf16_share", sidecar.share_of_bits(16, weights)}
+                         : JsonObject::Member{"a4_share", sidecar.share_of_bits(4, weights)},
                     {"weights_xxh64", digest},
                     {"calibration", sidecar.calibration},
                     {"kv", sidecar.kv},

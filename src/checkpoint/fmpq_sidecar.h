@@ -14,7 +14,7 @@ namespace nibble {
 
 inline constexpr std::string_view kFmpqSidecarName = "nibble_fmpq.json";
 inline constexpr std::string_view kFmpqTensorsName = "nibble_fmpq.safetensors";
-inline constexpr int64_t kFmpqVersion = 2;  // the latest; 1 has no `rows`
+inline constexpr int64_t kFmpqVersion = 3;  // the latest; 2 has no blocks in BF16, 1 no `rows`
 /// Of config.json: an object {"version", "file"} where a folder has a sidecar.
 inline constexpr std::string_view kFmpqConfigField = "nibble_fmpq";
 /// What input_activations of compressed-tensors have as their strategy where inputs are gathered:
@@ -29,8 +29,8 @@ enum class FmpqPermute : uint8_t {
   kGather,  // columns are in another order than the inputs, which are gathered while they are read
 };
 
-/// Which blocks of activations have 4 and which 8 bits, beside a model with INT4 weights
-/// (docs/formats.md has the files field by field).
+/// Which blocks of activations have 4 and which 8 bits, or 8 bits and BF16, beside a model with
+/// INT4 weights (docs/formats.md has the files field by field).
 struct FmpqSidecar {
   /// Matrices that read the same input.
   struct Site {
@@ -42,20 +42,24 @@ struct FmpqSidecar {
                          // for routed experts
   };
 
-  BlockScales scales = BlockScales::kEach;
+  BlockScales scales = BlockScales::kEach;  // tells the two precisions, too
   int block = 128;
   FmpqPermute permute = FmpqPermute::kNone;
   int64_t parts = 1;  // columns of split sites stay inside so many equal parts, which have as many
-                      // blocks of 8 bits each: the devices that can share the model
+                      // blocks of the more bits each: the devices that can share the model
   std::vector<Site> sites;
   Json calibration;  // which text it is of; null: not known
   Json kv;           // which cache it was calibrated with; null: none in particular
 
   /// The site that a module belongs to; null: its activations stay as they are.
   [[nodiscard]] const Site* find(std::string_view module) const;
-  /// Multiply-adds with 4-bit activations, of all with these sites: weighs each by its k, by what
-  /// it multiplies of a step's rows, and by its weights' rows, which `weights` tells.
-  [[nodiscard]] double share_of_4_bits(const CheckpointReader& weights) const;
+  /// How rows of its sites enter products.
+  [[nodiscard]] ActFormat act() const {
+    return scales == BlockScales::kWide ? ActFormat::kBf16Blocks : ActFormat::kIntBlocks;
+  }
+  /// Multiply-adds with activations of so many bits, of all with these sites: weighs each by its k,
+  /// by what it multiplies of a step's rows, and by its weights' rows, which `weights` tells.
+  [[nodiscard]] double share_of_bits(uint8_t bits, const CheckpointReader& weights) const;
 };
 
 /// Whether config.json announces a sidecar. kCorrupt for a field of another type.

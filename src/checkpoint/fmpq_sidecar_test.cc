@@ -129,7 +129,7 @@ TEST_F(FmpqSidecarFile, ComesBackAsItWas) {
   }
   EXPECT_EQ(read->find("b"), read->sites.data());
   EXPECT_EQ(read->find("d"), nullptr);
-  EXPECT_DOUBLE_EQ(read->share_of_4_bits(weights()), (2 * 6.0 / 8 + 5.0 / 8) / 3);
+  EXPECT_DOUBLE_EQ(read->share_of_bits(4, weights()), (2 * 6.0 / 8 + 5.0 / 8) / 3);
   EXPECT_EQ(describe(*read, weights()),
             "blocks of 32, 70.8 % of their multiply-adds with 4-bit activations, gathered");
 }
@@ -179,14 +179,38 @@ TEST_F(FmpqSidecarFile, RowsOfSitesMakeItVersion2) {
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ(read->sites[0].rows, 1);
   EXPECT_EQ(read->sites[1].rows, 0);
-  EXPECT_NEAR(read->share_of_4_bits(weights()), 6.0 / 8, 1e-12);  // the first site's alone
+  EXPECT_NEAR(read->share_of_bits(4, weights()), 6.0 / 8, 1e-12);  // the first site's alone
   written.sites[1].rows = -0.25;
   EXPECT_THAT(write_fmpq_sidecar(written, weights(), folder()).message(), HasSubstr("field rows"));
 }
 
+TEST_F(FmpqSidecarFile, BlocksInBf16MakeItVersion3) {
+  FmpqSidecar written = sidecar();
+  written.scales = BlockScales::kWide;
+  for (FmpqSidecar::Site& site : written.sites) {
+    for (uint8_t& bits : site.precision.bits) {
+      bits *= 2;
+    }
+  }
+  ASSERT_TRUE(write_fmpq_sidecar(written, weights(), folder()).ok());
+  const std::string text = read_file(path(kFmpqSidecarName)).value();
+  EXPECT_THAT(text, HasSubstr("\"nibble_fmpq\": 3"));
+  EXPECT_THAT(text, HasSubstr("\"form\": \"bf16\""));
+  EXPECT_THAT(text, HasSubstr("\"bf16_share\": 0.2916"));
+  const auto read = read_fmpq_sidecar(folder(), weights());
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->act(), ActFormat::kBf16Blocks);
+  EXPECT_EQ(read->sites[1].precision, written.sites[1].precision);
+  EXPECT_EQ(describe(*read, weights()),
+            "blocks of 32, 29.2 % of their multiply-adds with BF16 activations, gathered");
+  written.sites[1].precision.bits[7] = 4;
+  EXPECT_THAT(write_fmpq_sidecar(written, weights(), folder()).message(),
+              HasSubstr("block 7 has 4, which is neither 8 nor 16"));
+}
+
 TEST_F(FmpqSidecarFile, RefusalsNameTheField) {
-  EXPECT_THAT(read_changed("\"nibble_fmpq\": 1", "\"nibble_fmpq\": 3"),
-              HasSubstr("field nibble_fmpq: is version 3, not 1 to 2"));
+  EXPECT_THAT(read_changed("\"nibble_fmpq\": 1", "\"nibble_fmpq\": 4"),
+              HasSubstr("field nibble_fmpq: is version 4, not 1 to 3"));
   EXPECT_THAT(read_changed("\"split\": false", "\"split\": false, \"rows\": 1.5"),
               HasSubstr("sites[1]: field rows: 1.5 is no share"));
   EXPECT_THAT(read_changed("\"block\": 32", "\"block\": 48"), HasSubstr("48 is none of 32, 64"));

@@ -289,7 +289,7 @@ TEST_F(LinearReader, EverySchemeRoundTrips) {
     const auto linear = read(config);
     ASSERT_TRUE(linear.ok()) << scheme.name << linear.status().message();
     EXPECT_EQ(linear->weight.format, scheme.weight) << scheme.name;
-    const bool blocks = scheme.act == ActFormat::kIntBlocks;  // whose sidecar the loader reads
+    const bool blocks = in_blocks(scheme.act);  // whose sidecar the loader reads
     EXPECT_EQ(linear->act.format, blocks ? ActFormat::kFloat : scheme.act) << scheme.name;
     EXPECT_TRUE(same_bytes(linear->weight.codes, weight.codes)) << scheme.name;
     EXPECT_TRUE(same_bytes(linear->weight.scales, weight.scales)) << scheme.name;

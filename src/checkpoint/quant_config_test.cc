@@ -56,7 +56,7 @@ TEST(QuantConfigTest, EverySchemeSurvivesWritingAndReading) {
     const auto config = parse(quant_config_json(scheme, {"lm_head"}).dump());
     ASSERT_TRUE(config.ok()) << config.status().message();
     // Precisions of blocks are not in the config: without them the weights alone are quantized.
-    const bool blocks = scheme.act == ActFormat::kIntBlocks;
+    const bool blocks = in_blocks(scheme.act);
     EXPECT_EQ(scheme_of(config->groups[0]).name,
               blocks ? scheme_name(scheme.weight, ActFormat::kFloat) : scheme.name);
     EXPECT_EQ(config->ignore, std::vector<std::string>{"lm_head"});

@@ -22,13 +22,13 @@ Result<bool> announced_beside(const CheckpointReader& weights) {
                      : Result<bool>(config.status().with_context("config.json"));
 }
 
-ActSpec spec_of(const FmpqSidecar::Site& site, FmpqUse use) {
+ActSpec spec_of(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site, FmpqUse use) {
   ActSpec spec;
   if (!site.columns.empty()) {
     spec.columns = std::make_shared<const std::vector<int32_t>>(site.columns);
   }
   if (use == FmpqUse::kApplied) {
-    spec.format = ActFormat::kIntBlocks;
+    spec.format = sidecar.act();
     spec.blocks = std::make_shared<const BlockPrecision>(site.precision);
   }
   return spec;
@@ -61,7 +61,7 @@ Result<FmpqInputs> FmpqInputs::open(const CheckpointReader& weights,
   NIBBLE_LOG(kInfo, "{}: {}: {}{}", weights.path(), kFmpqSidecarName, describe(sidecar, weights),
              use == FmpqUse::kIgnored ? "; ignored, but for the order of inputs" : "");
   for (const FmpqSidecar::Site& site : sidecar.sites) {
-    const ActSpec spec = spec_of(site, use);
+    const ActSpec spec = spec_of(sidecar, site, use);
     for (const std::string& module : site.modules) {
       inputs.inputs_.emplace(module, spec);
     }
@@ -87,7 +87,7 @@ Status FmpqInputs::apply(const std::string& module, MappedLinear& weights) const
   }
   const int64_t k = weights.weight.k;
   if (spec.blocks != nullptr) {
-    const Status fits = check_blocks(*spec.blocks, weights.weight.format, k);
+    const Status fits = check_blocks(*spec.blocks, spec.format, weights.weight.format, k);
     if (!fits.ok()) {
       return bad(std::string(fits.message()));
     }

@@ -18,7 +18,8 @@ struct ActSpec {
   /// Column i of the weights meets element columns[i] of the row (a permutation of 0..k-1: what
   /// GPTQ's act-order needs to have groups of neighbours); null: element i.
   std::shared_ptr<const std::vector<int32_t>> columns;
-  /// Of kIntBlocks, which needs them: the bits of each block, in the order of the weights' columns.
+  /// Of kIntBlocks and kBf16Blocks, which need them: the bits of each block, in the order of the
+  /// weights' columns.
   std::shared_ptr<const BlockPrecision> blocks;
 
   ActSpec() = default;

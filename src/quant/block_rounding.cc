@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/f16.h"
 #include "quant/codec.h"
 
 namespace nibble {
@@ -27,11 +28,22 @@ float largest_magnitude(const float* x, int64_t count) {
 /// The larger one; NaN stays.
 float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
-void round_block(const BlockCodes& how, const float* x, int64_t count, int8_t* codes) {
+template <typename Code>
+void round_block(const BlockCodes& how, const float* x, int64_t count, Code* codes) {
   for (int64_t i = 0; i < count; ++i) {
     const float code = std::isnan(how.scale) ? 0.0F : x[i] * how.factor;
-    codes[i] = static_cast<int8_t>(round_half_even(std::clamp(code, -how.top, how.top)));
+    codes[i] = static_cast<Code>(round_half_even(std::clamp(code, -how.top, how.top)));
   }
+}
+
+/// Of a block in BF16; its unit.
+float round_fixed(const float* x, int64_t count, int16_t* codes) {
+  const float unit = fixed_unit(largest_magnitude(x, count));
+  for (int64_t i = 0; i < count; ++i) {
+    const float code = std::isnan(unit) ? 0.0F : bf16_to_f32(f32_to_bf16(x[i])) / unit;
+    codes[i] = static_cast<int16_t>(round_half_even(code));
+  }
+  return unit;
 }
 
 }  // namespace
@@ -72,6 +84,37 @@ void round_blocks(const BlockPrecision& blocks,
       out.scales[b] = how.scale;
     }
     round_block(how, x + at, block, out.codes + at);
+  }
+}
+
+float fixed_unit(float largest) {
+  constexpr float kLeast = 0x1p-100F;
+  constexpr float kInfinite = 0x1p104F;
+  const float top = bf16_to_f32(f32_to_bf16(largest));
+  if (!(top < kInfinite)) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  return std::ldexp(1.0F, std::ilogb(std::max(top, kLeast)) - 13);
+}
+
+void round_wide_blocks(const BlockPrecision& blocks, const float* x, const RoundedWideBlocks& out) {
+  const int64_t block = blocks.block;
+  float largest = 0.0F;
+  for (size_t b = 0; b < blocks.bits.size(); ++b) {
+    if (blocks.bits[b] == 8) {
+      largest = larger(largest_magnitude(x + static_cast<int64_t>(b) * block, block), largest);
+    }
+  }
+  const BlockCodes how = block_codes(8, 1.0F, largest);
+  out.scales[0] = how.scale;
+  float* unit = out.scales + 1;
+  for (size_t b = 0; b < blocks.bits.size(); ++b) {
+    const int64_t at = static_cast<int64_t>(b) * block;
+    if (blocks.bits[b] == 8) {
+      round_block(how, x + at, block, out.codes + at);
+    } else {
+      *unit++ = round_fixed(x + at, block, out.codes + at);
+    }
   }
 }
 

@@ -32,4 +32,20 @@ void round_blocks(const BlockPrecision& blocks,
                   const float* x,
                   const RoundedBlocks& out);
 
+/// What one code of a block in BF16 counts, by the block's largest magnitude: BF16 numbers become
+/// multiples of 2^-13 of the power of two in it, or of 2^-113 where that is more, which are codes
+/// of at most 2^14. NaN from 2^104 on, and where a number was not finite.
+[[nodiscard]] float fixed_unit(float largest);
+
+/// The same of rows of kBf16Blocks: all blocks of 8 bits become codes as above by their largest
+/// magnitude, those of 16 bits are rounded to BF16 and then to multiples of fixed_unit(), to the
+/// nearest, ties to even.
+///   codes   [blocks.k()] of -127..127, in blocks of 16 bits -2^14..2^14; 0 where the scale is NaN
+///   scales  [scale_count(blocks, BlockScales::kWide)]
+struct RoundedWideBlocks {
+  int16_t* codes = nullptr;
+  float* scales = nullptr;
+};
+void round_wide_blocks(const BlockPrecision& blocks, const float* x, const RoundedWideBlocks& out);
+
 }  // namespace nibble

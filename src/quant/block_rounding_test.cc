@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -147,21 +149,99 @@ TEST(BlockRounding, TheLargestNumbersAreTheLargestCodes) {
   }
 }
 
+struct RoundedWide {
+  std::vector<int16_t> codes;
+  std::vector<float> scales;
+};
+
+RoundedWide rounded_wide(const BlockPrecision& blocks, const std::vector<float>& x) {
+  RoundedWide out{
+      std::vector<int16_t>(x.size(), 99),
+      std::vector<float>(static_cast<size_t>(scale_count(blocks, BlockScales::kWide)), -1.0F)};
+  round_wide_blocks(blocks, x.data(), {out.codes.data(), out.scales.data()});
+  return out;
+}
+
+double nearest_bf16(float x) {
+  int exponent = 0;
+  const double part = std::frexp(static_cast<double>(x), &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(part, 8)), exponent - 8);
+}
+
+TEST(BlockRounding, BlocksOf8BitsShareAScaleAndThoseInBf16HaveAPowerOfTwo) {
+  for (const int block : {32, 64, 128}) {
+    const BlockPrecision blocks{.block = block, .bits = {16, 8, 16, 8}};
+    const std::vector<float> x = random_row(blocks.k(), 6);
+    const RoundedWide out = rounded_wide(blocks, x);
+    ASSERT_EQ(out.scales.size(), 3U);
+    const auto width = static_cast<size_t>(block);
+    const float largest8 =
+        std::fmax(largest_of(x, width, 2 * width), largest_of(x, 3 * width, 4 * width));
+    EXPECT_EQ(out.scales[0], largest8 / 127.0F);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const size_t b = i / width;
+      if (blocks.bits[b] == 8) {
+        EXPECT_EQ(out.codes[i], code_of(x[i], 8, 1.0F, largest8)) << i;
+        continue;
+      }
+      double top = 0;
+      for (size_t j = b * width; j < (b + 1) * width; ++j) {
+        top = std::fmax(top, std::fabs(nearest_bf16(x[j])));
+      }
+      const double unit = std::exp2(std::floor(std::log2(top)) - 13);
+      EXPECT_EQ(out.scales[1 + b / 2], unit);
+      EXPECT_EQ(out.codes[i], std::nearbyint(nearest_bf16(x[i]) / unit)) << i;
+      EXPECT_LE(std::abs(out.codes[i]), 1 << 14);
+    }
+  }
+}
+
+TEST(BlockRounding, UnitsHaveALeastAndNoneIsPast2To104) {
+  EXPECT_EQ(fixed_unit(0.0F), 0x1p-113F);
+  EXPECT_EQ(fixed_unit(0x1p-101F), 0x1p-113F);
+  EXPECT_EQ(fixed_unit(0x1.8p-90F), 0x1p-103F);
+  EXPECT_EQ(fixed_unit(0x1.ffp3F), 0x1p-9F);  // rounded up to 16
+  EXPECT_EQ(fixed_unit(0x1.fcp103F), 0x1p90F);
+  for (const float bad : {0x1.ffp103F, 0x1p104F, kInfinity, kNan}) {
+    EXPECT_TRUE(std::isnan(fixed_unit(bad))) << bad;
+  }
+}
+
+TEST(BlockRounding, InBf16WhatIsNotFiniteSpoilsItsScaleAlone) {
+  const BlockPrecision blocks{.block = 32, .bits = {16, 8, 16, 8}};
+  for (const float bad : {kNan, kInfinity, -kInfinity}) {
+    const std::vector<float> good = random_row(blocks.k(), 5);
+    const RoundedWide before = rounded_wide(blocks, good);
+    for (const size_t at : {70, 100}) {
+      std::vector<float> x = good;
+      x[at] = bad;
+      const RoundedWide out = rounded_wide(blocks, x);
+      const size_t spoilt = at == 70 ? 2 : 0;
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(std::isnan(out.scales[i]), i == spoilt);
+        EXPECT_TRUE(i == spoilt || out.scales[i] == before.scales[i]);
+      }
+      EXPECT_EQ(out.codes[at], 0);
+    }
+  }
+}
+
 TEST(BlockPrecision, KnowsTheShareOf4Bits) {
-  EXPECT_EQ(share_of_4_bits({.block = 64, .bits = {4, 8, 4, 4}}), 0.75);
-  EXPECT_EQ(share_of_4_bits({}), 0.0);
+  EXPECT_EQ(share_of_bits({.block = 64, .bits = {4, 8, 4, 4}}, 4), 0.75);
+  EXPECT_EQ(share_of_bits({.block = 64, .bits = {16, 8, 8, 8}}, 16), 0.25);
+  EXPECT_EQ(share_of_bits({}, 4), 0.0);
 }
 
 TEST(BlockPrecision, RefusalsNameTheField) {
   const WeightFormat grouped{WeightCode::kInt4, ScalePer::kGroup, 64, DType::kBF16};
   const WeightFormat channel{WeightCode::kInt4, ScalePer::kChannel};
   const BlockPrecision good{.block = 64, .bits = {4, 8}};
-  EXPECT_TRUE(check_blocks(good, grouped, 128).ok());
-  EXPECT_TRUE(check_blocks(good, channel, 128).ok());
+  EXPECT_TRUE(check_blocks(good, ActFormat::kIntBlocks, grouped, 128).ok());
+  EXPECT_TRUE(check_blocks(good, ActFormat::kIntBlocks, channel, 128).ok());
   const auto message = [&](const auto& change, const WeightFormat& weight, int64_t k) {
     BlockPrecision blocks = good;
     change(blocks);
-    return std::string(check_blocks(blocks, weight, k).message());
+    return std::string(check_blocks(blocks, ActFormat::kIntBlocks, weight, k).message());
   };
   const auto nothing = [](BlockPrecision&) {};
   EXPECT_THAT(message([](auto& b) { b.block = 48; }, channel, 96), HasSubstr("block: 48 is none"));
@@ -172,6 +252,14 @@ TEST(BlockPrecision, RefusalsNameTheField) {
   for (const float clip : {0.0F, 1.01F, kNan}) {
     EXPECT_THAT(message([&](auto& b) { b.clip = clip; }, channel, 128), HasSubstr("field clip"));
   }
+  const auto in_bf16 = [](std::vector<uint8_t> bits, const WeightFormat& weight) {
+    const BlockPrecision blocks{.block = 64, .bits = std::move(bits)};
+    return std::string(check_blocks(blocks, ActFormat::kBf16Blocks, weight, 128).message());
+  };
+  EXPECT_EQ(in_bf16({8, 16}, channel), "");
+  EXPECT_THAT(in_bf16({8, 4}, channel), HasSubstr("block 1 has 4, which is neither 8 nor 16"));
+  EXPECT_THAT(in_bf16({8, 16}, grouped), HasSubstr("one scale for each output channel"));
+  EXPECT_THAT(message([](auto& b) { b.bits[0] = 16; }, channel, 128), HasSubstr("4 nor 8"));
 }
 
 }  // namespace

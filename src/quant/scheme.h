@@ -47,13 +47,26 @@ struct WeightFormat {
 /// How activations enter the product. A file says kFloat; a model whose dtype is BF16 then rounds
 /// them to BF16 (kBf16), as its training did. The token forms take one scale per row of
 /// activations, absmax/127 or absmax/448, computed at run time; kFp8Group takes one for every 128
-/// of a row. Those of kIntBlocks are integers of 4 or 8 bits, by block of channels
-/// (quant/block_precision.h).
-enum class ActFormat : uint8_t { kFloat, kBf16, kInt8Token, kFp8Token, kFp8Group, kIntBlocks };
+/// of a row. Those of kIntBlocks are integers of 4 or 8 bits, by block of channels, and those of
+/// kBf16Blocks integers of 8 bits or BF16 (quant/block_precision.h).
+enum class ActFormat : uint8_t {
+  kFloat,
+  kBf16,
+  kInt8Token,
+  kFp8Token,
+  kFp8Group,
+  kIntBlocks,
+  kBf16Blocks
+};
 
-/// Whether rows are multiplied as integers.
+/// Whether blocks of channels differ in how rows are rounded.
+[[nodiscard]] constexpr bool in_blocks(ActFormat act) {
+  return act == ActFormat::kIntBlocks || act == ActFormat::kBf16Blocks;
+}
+
+/// Whether rows are multiplied as integers: so is BF16 in blocks, in fixed point.
 [[nodiscard]] constexpr bool is_integer(ActFormat act) {
-  return act == ActFormat::kInt8Token || act == ActFormat::kIntBlocks;
+  return act == ActFormat::kInt8Token || in_blocks(act);
 }
 
 /// One row of the table that drives quantizer, file format, kernels and QAT.

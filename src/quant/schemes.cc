@@ -41,13 +41,14 @@ constexpr std::array kSchemes = {
     QuantScheme{"w4ax_b64", {kInt4, kGroup, 64, DType::kBF16}, ActFormat::kIntBlocks},
     QuantScheme{"w4ax_b32", {kInt4, kGroup, 32, DType::kBF16}, ActFormat::kIntBlocks},
     QuantScheme{"w4ax_class", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kIntBlocks},
+    QuantScheme{"w4a8_bf16", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kBf16Blocks},
 };
 
 // One integer sum per scale: what integer activations are multiplied with are integers, and no
 // scale changes within a sum. A row that has one scale needs weights with one for the row; scales
 // of groups are integers below it (quant/levels.h). Rows with a scale for each block have a sum for
 // each, which groups of as many weights scale, or, with one for the row, a sum for each class of
-// bits (quant/block_precision.h).
+// bits or for the INT8 blocks and each in BF16 (quant/block_precision.h).
 constexpr bool one_sum_per_scale(const QuantScheme& scheme) {
   const WeightFormat& weight = scheme.weight;
   const bool integers = is_integer(weight.code);
@@ -59,6 +60,8 @@ constexpr bool one_sum_per_scale(const QuantScheme& scheme) {
       return integers && symmetric &&
              (weight.scale_per == kChannel ||
               (weight.scale_per == kGroup && is_block_size(weight.group_size)));
+    case ActFormat::kBf16Blocks:
+      return integers && symmetric && weight.scale_per == kChannel;
     default:
       return true;
   }

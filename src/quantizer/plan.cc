@@ -123,11 +123,12 @@ class Planner final {
   Status check_calibrated() {
     for (const DecidedMatrix& decided : decided_) {
       const auto& scheme = decided.decision.scheme;
-      if (scheme && scheme->act == ActFormat::kIntBlocks && options_.calibration.is_null()) {
-        return make_error(StatusCode::kInvalidArgument,
-                          "{}: {} chooses which channels have 8 bits by what a text shows of them; "
-                          "give one with --calibrate TEXT, or choose another --scheme",
-                          decided.matrix->module(), scheme->name);
+      if (scheme && in_blocks(scheme->act) && options_.calibration.is_null()) {
+        return make_error(
+            StatusCode::kInvalidArgument,
+            "{}: {} chooses which channels have more bits by what a text shows of them; "
+            "give one with --calibrate TEXT, or choose another --scheme",
+            decided.matrix->module(), scheme->name);
       }
     }
     return {};

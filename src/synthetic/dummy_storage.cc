@@ -54,7 +54,7 @@ DummyContent content_of(const TensorSlot& slot, WeightCode code, Dialect dialect
 /// Whether random tensors of this scheme make up weights: not where codes and zero points belong
 /// together, nor where a file beside the weights says how activations are rounded.
 bool can_make(const QuantScheme& scheme) {
-  return scheme.weight.zero_points == ZeroPoints::kNone && scheme.act != ActFormat::kIntBlocks;
+  return scheme.weight.zero_points == ZeroPoints::kNone && !in_blocks(scheme.act);
 }
 
 bool is_int4_in_groups(const QuantConfig& source) {

@@ -1,4 +1,4 @@
-"""`nibble quantize` to schemes whose activations are in blocks of 4 and of 8 bits."""
+"""`nibble quantize` to schemes whose activations are in blocks of two precisions."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_experts_have_one_order_for_up_and_each_its_own_for_down(tmp_path, famil
         report = json_of("quantize", model, out, *SCHEME, *CALIBRATION, *more)
         sidecar = fmpq_files.read(out)  # by the page in docs alone
         assert sidecar["nibble_fmpq"] == 2
-        share = fmpq_files.share_of_4_bits(out, sidecar)
+        share = fmpq_files.share_of_bits(out, sidecar)
         assert abs(share - report["blocks"]["a4_share"]) < 1e-9
         assert abs(share - sidecar["a4_share"]) < 1e-9 and 0.84 <= share < 0.86
         config = json.loads((model / "config.json").read_text())

@@ -161,8 +161,8 @@ def test_a_missing_sidecar_is_refused(model):
 
 
 def test_another_version_is_refused(model):
-    edit(model, lambda sidecar: sidecar.update(nibble_fmpq=3))
-    refused(UNSUPPORTED, model, "field nibble_fmpq: is version 3, not 1 to 2")
+    edit(model, lambda sidecar: sidecar.update(nibble_fmpq=4))
+    refused(UNSUPPORTED, model, "field nibble_fmpq: is version 4, not 1 to 3")
 
 
 def test_other_weights_are_refused(model):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads, checks and writes the sidecar of 4-bit activations as docs/formats.md describes it.
+"""Reads, checks and writes the sidecar of activations in blocks as docs/formats.md describes it.
 
 usage: fmpq_files.py MODEL     needs nothing but Python
 
@@ -10,11 +10,12 @@ import pathlib
 import struct
 import sys
 
-NAME, TENSORS, FIELD, VERSIONS = "nibble_fmpq.json", "nibble_fmpq.safetensors", "nibble_fmpq", (1, 2)
+NAME, TENSORS, FIELD, VERSIONS = "nibble_fmpq.json", "nibble_fmpq.safetensors", "nibble_fmpq", (1, 2, 3)
 MASK = (1 << 64) - 1
 P1, P2, P3, P4, P5 = (11400714785074694791, 14029467366897019727, 1609587929392839161,
                       9650029242287828579, 2870177450012600261)
 SIZES = {"U8": "B", "I32": "i"}
+LOW_BITS = {"block": 4, "class": 4, "bf16": 8}  # of the two precisions that blocks have, by form
 
 
 def rotate(x, bits):
@@ -102,8 +103,11 @@ def read(model):
     sidecar = json.loads((model / NAME).read_text())
     if sidecar["nibble_fmpq"] not in VERSIONS:
         raise ValueError(f"version {sidecar['nibble_fmpq']}")
-    if sidecar["form"] not in ("block", "class") or sidecar["block"] not in (32, 64, 128):
+    if sidecar["form"] not in LOW_BITS or sidecar["block"] not in (32, 64, 128):
         raise ValueError("form or block")
+    if (sidecar["form"] == "bf16") != (sidecar["nibble_fmpq"] == 3):
+        raise ValueError(f"form {sidecar['form']} in version {sidecar['nibble_fmpq']}")
+    low = LOW_BITS[sidecar["form"]]
     tensors = header(model / TENSORS)
 
     def numbers(name, dtype, count):
@@ -119,7 +123,7 @@ def read(model):
         if not 0 <= site.get("rows", 1) <= 1 or "rows" in site and sidecar["nibble_fmpq"] == 1:
             raise ValueError(f"sites[{i}]: rows")
         site["bits"] = numbers(f"sites.{i}.bits", "U8", k // block)
-        if set(site["bits"]) - {4, 8}:
+        if set(site["bits"]) - {low, 2 * low}:
             raise ValueError(f"sites[{i}]: bits")
         gathered = sidecar["permute"] == "gather" and f"sites.{i}.columns" in tensors
         site["columns"] = numbers(f"sites.{i}.columns", "I32", k) if gathered else []
@@ -128,7 +132,7 @@ def read(model):
         parts = sidecar["parts"] if site["split"] else 1
         each = len(site["bits"]) // parts
         if each * parts != len(site["bits"]) or len({
-                site["bits"][p * each:(p + 1) * each].count(8) for p in range(parts)}) > 1:
+                site["bits"][p * each:(p + 1) * each].count(2 * low) for p in range(parts)}) > 1:
             raise ValueError(f"sites[{i}]: parts have different blocks")
         if any(column // (each * block) != at // (each * block)
                for at, column in enumerate(site["columns"])):
@@ -140,14 +144,14 @@ def read(model):
     return sidecar
 
 
-def share_of_4_bits(model, sidecar):
-    """What `a4_share` says: multiply-adds with 4-bit activations, of all with these sites."""
+def share_of_bits(model, sidecar, bits=4):
+    """What `a4_share` (of 16 bits `bf16_share`) says: multiply-adds with such activations, of all with these sites."""
     files = {name: shape for path in {path for path, _, _ in weight_files(pathlib.Path(model)).values()}
              for name, (_, shape, _, _) in header(path).items()}
     work = [(sum(files[module + ".weight_packed"][0] for module in site["modules"])
-             * site["inputs"] * site.get("rows", 1), site["bits"].count(4) / len(site["bits"]))
+             * site["inputs"] * site.get("rows", 1), site["bits"].count(bits) / len(site["bits"]))
             for site in sidecar["sites"]]
-    return sum(all_of * four for all_of, four in work) / sum(all_of for all_of, _ in work)
+    return sum(all_of * share for all_of, share in work) / sum(all_of for all_of, _ in work)
 
 
 def write(model, sidecar):
@@ -175,9 +179,10 @@ def write(model, sidecar):
 
 def main():
     sidecar = read(sys.argv[1])
+    high = 2 * LOW_BITS[sidecar["form"]]
     print(f"form {sidecar['form']}, blocks of {sidecar['block']}, permute {sidecar['permute']}")
     for site in sidecar["sites"]:
-        print(f"{site['bits'].count(8)} of {len(site['bits'])} blocks in 8 bits, clip {site['clip']}: "
+        print(f"{site['bits'].count(high)} of {len(site['bits'])} blocks in {high} bits, clip {site['clip']}: "
               f"{', '.join(site['modules'])}")
 
 

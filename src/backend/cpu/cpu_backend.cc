@@ -145,11 +145,11 @@ class CpuBackend final : public Backend {
 
   /// Rows in blocks come with their blocks.
   static Status check_spec(const QuantView& weight, const ActSpec& act) {
-    if (act.format != ActFormat::kIntBlocks) {
+    if (!in_blocks(act.format)) {
       return {};
     }
     CHECK_MSG(act.blocks != nullptr, "{}: activations in blocks without blocks", weight.name);
-    return check_blocks(*act.blocks, weight.format, weight.k).with_context(weight.name);
+    return check_blocks(*act.blocks, act.format, weight.format, weight.k).with_context(weight.name);
   }
 
   const KernelTable& kernels_;

@@ -62,15 +62,17 @@ struct ProductTask {
   int64_t y_stride = 0;
   bool add = false;
   const float* bias = nullptr;  // [n] or null
-  // Of rows in blocks of 4 and 8 bits: columns of a block, and the bits of each.
+  // Of rows in blocks: columns of a block, and the bits of each.
   int64_t x_block = 0;
   const uint8_t* x_bits = nullptr;
+  int64_t x_code_bytes = 0;  // of a row, whose groups follow
 };
 
 struct GemmTask : ProductTask {
   const float* x = nullptr;  // f32 activations, or bf16 or E4M3 values widened to f32
   int64_t x_stride = 0;
-  // int8 activations, rows padded with 0 to a multiple of 64; or those of FixedRow or BlocksRow.
+  // int8 activations, rows padded with 0 to a multiple of 64; or those of FixedRow, BlocksRow or
+  // WideBlocksRow.
   const uint8_t* xq = nullptr;
   int64_t xq_stride = 0;
 };
@@ -142,6 +144,18 @@ struct BlocksRow {
   float* scales = nullptr;       // of the blocks, 16 apart; null: groups are wanted
 };
 
+/// A row to round to blocks of 8 and 16 bits, round_wide_blocks() in quant/block_rounding.h: its
+/// codes one block after the other, those of 16 bits for each 32 columns first the even, then the
+/// odd ones, as int4 for int8 activations has pairs of them.
+struct WideBlocksRow {
+  ConstNumbers x;
+  int64_t k = 0;      // a multiple of the block
+  int64_t block = 0;  // 32, 64 or 128
+  const uint8_t* bits = nullptr;
+  uint8_t* out = nullptr;
+  FixedGroup* groups = nullptr;  // of all blocks of 8 bits, then of each of 16
+};
+
 /// A row of x, and what is done to it.
 struct InputRow {
   ConstNumbers x;
@@ -180,6 +194,7 @@ struct GemmKernels {
   Gemm gemm_int4_fixed_minimums = nullptr;
   Gemm gemm_int4_blocks = nullptr;   // of rows in blocks, weights in groups of as many columns
   Gemm gemm_int4_classes = nullptr;  // the same, weights with a scale per channel
+  Gemm gemm_int4_wide = nullptr;     // of rows in blocks of 8 and 16 bits, weights likewise
 };
 
 /// Products in AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
@@ -212,6 +227,7 @@ struct RowKernels {
   void (*round_fixed)(const FixedRow& row) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   void (*quantize_blocks)(const BlocksRow& row) = nullptr;
+  void (*quantize_wide_blocks)(const WideBlocksRow& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
   // `largest` is that of Int8Row.
   float (*quantize_fp8)(const float* x, int64_t k, float largest, float* out) = nullptr;

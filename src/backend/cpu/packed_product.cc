@@ -141,6 +141,7 @@ ProductTask PackedProduct::product_task(const PackedMatrix& matrix,
   if (const BlockPrecision* blocks = rounder_.blocks(); blocks != nullptr) {
     product.x_block = blocks->block;
     product.x_bits = blocks->bits.data();
+    product.x_code_bytes = rounder_.code_bytes();
   }
   return product;
 }

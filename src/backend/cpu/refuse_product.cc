@@ -58,6 +58,13 @@ Status refuse_product(const GemmProblem& problem, const GemmDevice& device) {
                       "channels; quantize to {}, or run with --ignore-fmpq",
                       problem.k, schemes_that_run(device));
   }
+  if (problem.act == ActFormat::kBf16Blocks) {
+    return make_error(
+        StatusCode::kUnsupported,
+        "activations in blocks of 8 bits and of BF16 need int4 weights with one scale "
+        "per output channel; quantize to {}, or run with --ignore-fmpq",
+        schemes_that_run(device));
+  }
   if (problem.act == ActFormat::kInt8Token && problem.weight.zero_points == ZeroPoints::kNone) {
     return make_error(StatusCode::kUnsupported,
                       "int8 activations need int8 or int4 weights with one scale per output "

@@ -15,6 +15,7 @@ constexpr Acts kBf16Only = {ActFormat::kBf16, ActFormat::kBf16};
 constexpr Acts kInt8Only = {ActFormat::kInt8Token, ActFormat::kInt8Token};
 constexpr Acts kFp8GroupOnly = {ActFormat::kFp8Group, ActFormat::kFp8Group};
 constexpr Acts kBlocksOnly = {ActFormat::kIntBlocks, ActFormat::kIntBlocks};
+constexpr Acts kBf16BlocksOnly = {ActFormat::kBf16Blocks, ActFormat::kBf16Blocks};
 constexpr Acts kFp8Only = {ActFormat::kFp8Token, ActFormat::kFp8Token};
 
 // Products of weights in the tiles of PackedMatrix, for few rows and with AMX for many.
@@ -89,6 +90,11 @@ constexpr TiledProduct kW4AxClass{.name = "gemm_w4ax_class",
                                   .acts = kBlocksOnly,
                                   .scales = TiledScales::kChannel,
                                   .rows = &GemmKernels::gemm_int4_classes};
+constexpr TiledProduct kW4A8Bf16{.name = "gemm_w4a8_bf16",
+                                 .code = kInt4,
+                                 .acts = kBf16BlocksOnly,
+                                 .scales = TiledScales::kChannel,
+                                 .rows = &GemmKernels::gemm_int4_wide};
 constexpr TiledProduct kW8A8Int8{.name = "gemm_w8a8_int8",
                                  .code = kInt8,
                                  .acts = kInt8Only,
@@ -156,6 +162,7 @@ std::span<const GemmEntry> gemm_entries() {
       kTiled<kW4A8Levels>,
       kTiled<kW4Ax>,
       kTiled<kW4AxClass>,
+      kTiled<kW4A8Bf16>,
   };
   return kEntries;
 }

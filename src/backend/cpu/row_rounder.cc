@@ -26,7 +26,7 @@ RowRounder::RowRounder(const PackedMatrix& matrix,
       spec_(spec),
       k_(matrix.k()),
       group_size_(matrix.format().group_size),
-      block_scales_(block_scales_of(matrix.format())),
+      block_scales_(block_scales_of(matrix.format(), spec.format)),
       fixed_(fixed == Fixed::kYes) {
   const bool both =
       spec.format == ActFormat::kInt8Token && matrix.format().code == WeightCode::kInt8;
@@ -49,10 +49,16 @@ int64_t RowRounder::row_bytes() const {
     return 2 * k_ + k_ / group_size_ * static_cast<int64_t>(sizeof(FixedGroup));
   }
   if (blocks() != nullptr) {
-    return round_up(k_, 64) +
+    return code_bytes() +
            scale_count(*blocks(), block_scales_) * static_cast<int64_t>(sizeof(FixedGroup));
   }
   return spec_.format == ActFormat::kInt8Token ? pieces() * 64 : k_ * 4;
+}
+
+int64_t RowRounder::code_bytes() const {
+  const int64_t wide =
+      block_scales_ == BlockScales::kWide ? scale_count(*blocks(), block_scales_) - 1 : 0;
+  return round_up(k_ + wide * blocks()->block, 64);
 }
 
 int64_t RowRounder::scaled_blocks() const {
@@ -161,7 +167,7 @@ void RowRounder::to_blocks(ConstNumbers x, const RoundedRow& to, int thread) con
                 .classes = block_scales_ == BlockScales::kClass,
                 .out = to.out};
   if (!tiles) {
-    row.groups = reinterpret_cast<FixedGroup*>(to.out + round_up(k_, 64));
+    row.groups = reinterpret_cast<FixedGroup*>(to.out + code_bytes());
     return kernels_.quantize_blocks(row);
   }
   row.scales = to.scale;
@@ -174,6 +180,15 @@ void RowRounder::to_blocks(ConstNumbers x, const RoundedRow& to, int thread) con
   row.out = reinterpret_cast<uint8_t*>(codes);
   kernels_.quantize_blocks(row);
   kernels_.bf16_pieces(codes, k_, to.out, to.slab_stride);
+}
+
+void RowRounder::to_wide_blocks(ConstNumbers x, const RoundedRow& to) const {
+  kernels_.quantize_wide_blocks({.x = x,
+                                 .k = k_,
+                                 .block = blocks()->block,
+                                 .bits = blocks()->bits.data(),
+                                 .out = to.out,
+                                 .groups = reinterpret_cast<FixedGroup*>(to.out + code_bytes())});
 }
 
 void RowRounder::to_floats(ConstNumbers x, float* buffer, const RoundedRow& to) const {
@@ -212,6 +227,8 @@ void RowRounder::round(ConstActivations given,
   const bool tiles = to.slab_stride != 0;
   if (int8) {
     to_int8(x, as_given ? next : nullptr, to);
+  } else if (spec_.format == ActFormat::kBf16Blocks) {
+    to_wide_blocks(x, to);
   } else if (blocks() != nullptr) {
     to_blocks(x, to, thread);
   } else if (fixed_) {

@@ -48,6 +48,8 @@ class RowRounder final {
   [[nodiscard]] int64_t row_bytes() const;
   /// Pieces of 64 bytes of a row of int8 or bf16 in tiles.
   [[nodiscard]] int64_t pieces() const;
+  /// Of rows in blocks that follow each other: bytes of the codes, behind which groups lie.
+  [[nodiscard]] int64_t code_bytes() const;
   /// The blocks of rows that have such, with a scale for each; 0: others.
   [[nodiscard]] int64_t scaled_blocks() const;
   [[nodiscard]] const BlockPrecision* blocks() const { return spec_.blocks.get(); }
@@ -64,6 +66,7 @@ class RowRounder final {
   [[nodiscard]] float given_largest(ConstNumbers row) const;
   void to_int8(ConstNumbers x, const void* next, const RoundedRow& to) const;
   void to_blocks(ConstNumbers x, const RoundedRow& to, int thread) const;
+  void to_wide_blocks(ConstNumbers x, const RoundedRow& to) const;
   void to_floats(ConstNumbers x, float* buffer, const RoundedRow& to) const;
   /// A row rounded to FP8 with a scale for each group, as numbers again.
   void round_fp8_groups(const float* x, float* out) const;

@@ -40,6 +40,8 @@ std::string_view name_of(ActFormat act) {
       return "INT8";
     case ActFormat::kIntBlocks:
       return "INT4 and INT8";
+    case ActFormat::kBf16Blocks:
+      return "INT8 and BF16";
     case ActFormat::kFp8Token:
     case ActFormat::kFp8Group:
       return "FP8";
@@ -427,7 +429,7 @@ class CudaBackend final : public Backend {
 
   // What no kernel of this backend does to rows, whatever the product.
   static Status check_spec(const ActSpec& act) {
-    const bool columns = act.columns != nullptr && act.format != ActFormat::kIntBlocks;
+    const bool columns = act.columns != nullptr && !in_blocks(act.format);
     return !columns && act.static_scale == 0.0F
                ? Status()
                : make_error(StatusCode::kUnsupported,
@@ -439,15 +441,14 @@ class CudaBackend final : public Backend {
 
   // Rows of all experts are rounded by one kernel, which knows no expert.
   static Status check_rows_of(const ExpertsForm& form) {
-    const bool blocks = form.act.format == ActFormat::kIntBlocks ||
-                        form.down_act_of(0).format == ActFormat::kIntBlocks;
+    const bool blocks = in_blocks(form.act.format) || in_blocks(form.down_act_of(0).format);
     return !blocks && form.down_acts.empty()
                ? Status()
                : make_error(StatusCode::kUnsupported,
                             "no CUDA kernel rounds rows of routed experts {}; use --device cpu, or "
                             "quantize experts in another scheme (nibble quantize --rule "
                             "'*experts*=NAME')",
-                            blocks ? "in blocks of 4 and 8 bits" : "otherwise for each expert");
+                            blocks ? "in blocks of two precisions" : "otherwise for each expert");
   }
 
   Status take_kernels() {

@@ -2,8 +2,12 @@
 
 #include <vector>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include "backend/cuda/testing/gpu_test.h"
 #include "quant/quant_tensor.h"
+#include "quant/scheme.h"
 
 namespace nibble::cuda {
 namespace {
@@ -53,6 +57,17 @@ TEST(CudaBackend, ATableThatIsAHeadAsWellIsKeptOnce) {
     EXPECT_EQ(gathered(*backend, *another), 1);
     EXPECT_EQ(gathered(*backend, *later), 1);
   }
+}
+
+TEST(CudaBackend, RefusesBlocksInBf16WithTheirRemedy) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  const QuantScheme scheme = find_scheme("w4a8_bf16").value();
+  const Status refused = backend->check_gemm(scheme.weight, scheme.act, 4096);
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(refused.message(),
+              ::testing::HasSubstr("in w4a8_bf16 with INT8 and BF16 activations on"));
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("use --device cpu"));
 }
 
 /// Row r of a table, as F32.

@@ -88,7 +88,7 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
                       "activations in blocks of 4 and 8 bits without the bits of their blocks");
   }
   const BlockPrecision& blocks = *spec.blocks;
-  NIBBLE_RETURN_IF_ERROR(check_blocks(blocks, weight, k));
+  NIBBLE_RETURN_IF_ERROR(check_blocks(blocks, spec.format, weight, k));
   const ClassOrder classes = class_order(blocks);
   Arrays arrays;
   const size_t bits = arrays.add(std::span<const uint8_t>(blocks.bits));
@@ -105,7 +105,7 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
   const auto* memory = result->memory_.as<std::byte>();
   result->spec_ = spec;
   result->view_ = {.block = blocks.block,
-                   .scales = block_scales_of(weight),
+                   .scales = block_scales_of(weight, spec.format),
                    .clip = blocks.clip,
                    .bits = reinterpret_cast<const uint8_t*>(memory + bits),
                    .columns = spec.columns != nullptr

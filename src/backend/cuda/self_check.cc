@@ -176,6 +176,7 @@ double product_tolerance(const WeightFormat& weight, ActFormat act) {
   switch (act) {
     case ActFormat::kInt8Token:  // sums are exact; two scales are applied in F32
     case ActFormat::kIntBlocks:
+    case ActFormat::kBf16Blocks:
       return 1e-6;
     case ActFormat::kFp8Token:  // the tensor cores keep about 14 bits of a running sum
     case ActFormat::kFp8Group:

@@ -287,9 +287,10 @@ Json weights_json(const WeightFormat& weight) {
   return json;
 }
 
-// Of kIntBlocks a file of its own tells (fmpq_sidecar.h): without it weights alone are quantized.
+// Of rows in blocks a file of its own tells (fmpq_sidecar.h): without it weights alone are
+// quantized.
 Json activation_json(ActFormat act) {
-  if (act == ActFormat::kFloat || act == ActFormat::kBf16 || act == ActFormat::kIntBlocks) {
+  if (act == ActFormat::kFloat || act == ActFormat::kBf16 || in_blocks(act)) {
     return nullptr;
   }
   const bool grouped = act == ActFormat::kFp8Group;

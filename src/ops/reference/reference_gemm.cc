@@ -145,20 +145,29 @@ class BlockRow {
  public:
   BlockRow(const QuantTensor& weight, const ActSpec& spec, const float* x)
       : blocks_(*spec.blocks),
-        form_(block_scales_of(weight.format)),
+        form_(block_scales_of(weight.format, spec.format)),
         codes_(static_cast<size_t>(weight.k)),
         scales_(static_cast<size_t>(scale_count(blocks_, form_))) {
     std::vector<float> ordered(x, x + weight.k);
     for (size_t i = 0; spec.columns != nullptr && i < ordered.size(); ++i) {
       ordered[i] = x[(*spec.columns)[i]];
     }
-    round_blocks(blocks_, form_, ordered.data(), {codes_.data(), scales_.data()});
+    if (form_ == BlockScales::kWide) {
+      round_wide_blocks(blocks_, ordered.data(), {codes_.data(), scales_.data()});
+      return;
+    }
+    std::vector<int8_t> codes(codes_.size());
+    round_blocks(blocks_, form_, ordered.data(), {codes.data(), scales_.data()});
+    std::ranges::copy(codes, codes_.begin());
   }
 
   /// In F32, one operation after the other, as every device does it.
   [[nodiscard]] float times(const QuantTensor& weight, int64_t n) const {
     const auto scales =
         weight.scales.as<float>().subspan(static_cast<size_t>(n * weight.format.groups(weight.k)));
+    if (form_ == BlockScales::kWide) {
+      return scales[0] * of_wide_blocks(weight, n);
+    }
     float result = 0.0F;
     int64_t classes[2] = {0, 0};
     for (size_t b = 0; b < blocks_.bits.size(); ++b) {
@@ -177,6 +186,22 @@ class BlockRow {
   }
 
  private:
+  /// The blocks of 16 bits, one after the other, then the sum of those of 8.
+  [[nodiscard]] float of_wide_blocks(const QuantTensor& weight, int64_t n) const {
+    float result = 0.0F;
+    int64_t narrow = 0;
+    size_t scale = 1;
+    for (size_t b = 0; b < blocks_.bits.size(); ++b) {
+      const int64_t sum = sum_of(weight, n, b);
+      if (blocks_.bits[b] == 16) {
+        result = std::fma(static_cast<float>(sum), scales_[scale++], result);
+      } else {
+        narrow += sum;
+      }
+    }
+    return std::fma(static_cast<float>(narrow), scales_[0], result);
+  }
+
   [[nodiscard]] int64_t sum_of(const QuantTensor& weight, int64_t n, size_t block) const {
     const auto first = static_cast<int64_t>(block) * blocks_.block;
     int64_t sum = 0;
@@ -188,7 +213,7 @@ class BlockRow {
 
   const BlockPrecision& blocks_;
   BlockScales form_;
-  std::vector<int8_t> codes_;
+  std::vector<int16_t> codes_;
   std::vector<float> scales_;
 };
 
@@ -209,7 +234,7 @@ void reference_blocks(const QuantTensor& weight, const ActSpec& act, const GemmA
 void reference_gemm(const QuantTensor& weight, const ActSpec& act, const GemmArgs& args) {
   CHECK_GE(args.x_stride, weight.k);
   CHECK_GE(args.y_stride, weight.n);
-  if (act.format == ActFormat::kIntBlocks) {
+  if (in_blocks(act.format)) {
     return reference_blocks(weight, act, args);
   }
   std::vector<double> matrix(static_cast<size_t>(weight.n * weight.k));

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/f16.h"
 #include "quant/codec.h"
 
 namespace nibble {
@@ -25,6 +26,21 @@ void round_together(ActFormat act, float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float code = x[i] * factor;
     x[i] = (integer ? round_half_even(code) : decode_e4m3(encode_e4m3(code))) * scale;
+  }
+}
+
+/// As round_wide_blocks() does it.
+void round_to_wide_blocks(const BlockPrecision& blocks, float* row) {
+  std::vector<int16_t> codes(static_cast<size_t>(blocks.k()));
+  std::vector<float> scales(static_cast<size_t>(scale_count(blocks, BlockScales::kWide)));
+  round_wide_blocks(blocks, row, {codes.data(), scales.data()});
+  size_t wide = 0;
+  for (size_t b = 0; b < blocks.bits.size(); ++b) {
+    const float scale = blocks.bits[b] == 16 ? scales[++wide] : scales[0];
+    const auto first = static_cast<int64_t>(b) * blocks.block;
+    for (int64_t i = first; i < first + blocks.block; ++i) {
+      row[i] = static_cast<float>(codes[static_cast<size_t>(i)]) * scale;
+    }
   }
 }
 
@@ -57,15 +73,22 @@ void round_block(const BlockCodes& how, float* x, int64_t count) {
   }
 }
 
+void round_to_fixed(float unit, float* x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    x[i] = round_half_even(bf16_to_f32(f32_to_bf16(x[i])) / unit) * unit;
+  }
+}
+
 void round_row(const RowForm& form, float* row, int64_t k) {
   const ActFormat act = form.act.format;
   if (!rounds_rows(act)) {
     return;
   }
-  if (act == ActFormat::kIntBlocks) {
+  if (in_blocks(act)) {
     CHECK(form.act.blocks != nullptr);
     CHECK_EQ(form.act.blocks->k(), k);
-    round_to_blocks(*form.act.blocks, form.scales, row);
+    act == ActFormat::kBf16Blocks ? round_to_wide_blocks(*form.act.blocks, row)
+                                  : round_to_blocks(*form.act.blocks, form.scales, row);
     return;
   }
   const int64_t together = act == ActFormat::kFp8Group ? kFp8GroupSize : k;

@@ -25,12 +25,12 @@ struct ActivationRows {
 /// How rows enter a product, all that decides what it makes of them.
 struct RowForm {
   ActSpec act;
-  BlockScales scales = BlockScales::kEach;  // of kIntBlocks: as its weights have them
+  BlockScales scales = BlockScales::kEach;  // of rows in blocks: as the product has them
 
   RowForm() = default;
   RowForm(ActFormat only_format) : act(only_format) {}  // NOLINT(google-explicit-constructor)
   RowForm(ActSpec spec, const WeightFormat& weight)
-      : act(std::move(spec)), scales(block_scales_of(weight)) {}
+      : act(std::move(spec)), scales(block_scales_of(weight, act.format)) {}
 };
 
 /// A row [k] f32, finite, in the order of the weights' columns, as a product of this form
@@ -48,5 +48,7 @@ void order_channels(const std::vector<int32_t>& columns,
 [[nodiscard]] float largest_magnitude(const float* x, int64_t count);
 /// Finite numbers that share a scale, as codes times that scale.
 void round_block(const BlockCodes& how, float* x, int64_t count);
+/// Those of a block in BF16 of kBf16Blocks, by what it counts (fixed_unit()).
+void round_to_fixed(float unit, float* x, int64_t count);
 
 }  // namespace nibble

@@ -1,5 +1,6 @@
 #include "quantizer/algorithms/activations.h"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -23,7 +24,7 @@ TEST(Activations, InBlocksAreCodesTimesTheirScale) {
     round_row(RowForm(act, weight), row.data(), blocks.k());
     std::vector<int8_t> codes(x.size());
     float scales[3];
-    round_blocks(blocks, block_scales_of(weight), x.data(), {codes.data(), scales});
+    round_blocks(blocks, block_scales_of(weight, act.format), x.data(), {codes.data(), scales});
     for (size_t i = 0; i < x.size(); ++i) {
       const size_t block = i / 32;
       const size_t of_class = blocks.bits[block] == 4 ? kClassOf4Bits : kClassOf8Bits;
@@ -46,6 +47,25 @@ TEST(Activations, OneBlockIsRoundedAsAmongOthers) {
   round_block(block_codes(4, 0.7F, largest_magnitude(alone.data(), 64)), alone.data(), 64);
   round_block(block_codes(8, 1.0F, largest_magnitude(second, 64)), second, 64);
   EXPECT_EQ(row, alone);
+}
+
+TEST(Activations, BlocksInBf16AreRoundedAsAmongOthers) {
+  const BlockPrecision blocks{.block = 64, .bits = {8, 16, 8}};
+  std::vector<float> row = gaussian(blocks.k(), 3);
+  row[70] = 40;
+  std::vector<float> alone = row;
+  ActSpec act(ActFormat::kBf16Blocks);
+  act.blocks = std::make_shared<const BlockPrecision>(blocks);
+  const WeightFormat weight{.code = WeightCode::kInt4, .scale_per = ScalePer::kChannel};
+  round_row(RowForm(act, weight), row.data(), blocks.k());
+  float* x = alone.data();
+  const BlockCodes eight =
+      block_codes(8, 1.0F, std::max(largest_magnitude(x, 64), largest_magnitude(x + 128, 64)));
+  round_block(eight, x, 64);
+  round_to_fixed(fixed_unit(40), x + 64, 64);
+  round_block(eight, x + 128, 64);
+  EXPECT_EQ(row, alone);
+  EXPECT_EQ(row[70], 40);
 }
 
 TEST(Activations, ChannelsAreReadInTheOrderOfTheColumns) {

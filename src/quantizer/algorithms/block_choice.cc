@@ -12,10 +12,10 @@ namespace {
 
 constexpr int64_t kMostParts = 8;  // devices that a product is shared by
 
-/// What 8 bits take away of a block's cost with the best of its clips.
+/// What more bits take away of a block's cost with the best of its clips.
 double gain_of(const BlockSite& site, size_t block) {
-  const auto& four = site.costs.four[block];
-  const double gain = *std::ranges::min_element(four) - site.costs.eight[block];
+  const auto& low = site.costs.low[block];
+  const double gain = *std::ranges::min_element(low) - site.costs.high[block];
   return site.outputs > 0 ? gain / site.outputs : 0;
 }
 
@@ -29,7 +29,8 @@ int64_t equal_parts(int64_t k, int64_t block) {
   return parts;
 }
 
-BlockRanking::BlockRanking(std::vector<BlockSite> sites) : sites_(std::move(sites)) {
+BlockRanking::BlockRanking(std::vector<BlockSite> sites, uint8_t low_bits)
+    : sites_(std::move(sites)), low_bits_(low_bits) {
   for (size_t site = 0; site < sites_.size(); ++site) {
     add_units(site);
   }
@@ -38,7 +39,7 @@ BlockRanking::BlockRanking(std::vector<BlockSite> sites) : sites_(std::move(site
 
 void BlockRanking::add_units(size_t index) {
   const BlockSite& site = sites_[index];
-  const auto blocks = static_cast<int64_t>(site.costs.four.size());
+  const auto blocks = static_cast<int64_t>(site.costs.low.size());
   CHECK_EQ(blocks % site.parts, 0);
   work_ += site.work * blocks;
   const int64_t within = blocks / site.parts;
@@ -65,7 +66,7 @@ void BlockRanking::add_units(size_t index) {
 BlockChoice BlockRanking::choose(double share) const {
   BlockChoice choice;
   for (const BlockSite& site : sites_) {
-    choice.sites.push_back({.bits = std::vector<uint8_t>(site.costs.four.size(), 4)});
+    choice.sites.push_back({.bits = std::vector<uint8_t>(site.costs.low.size(), low_bits_)});
   }
   constexpr double kRounding = 1e-9;  // of a share that is a sum of the blocks'
   const double most = (share + kRounding) * static_cast<double>(work_);
@@ -76,10 +77,10 @@ BlockChoice BlockRanking::choose(double share) const {
     }
     work += unit.work;
     for (const size_t block : unit.blocks) {
-      choice.sites[unit.site].bits[block] = 8;
+      choice.sites[unit.site].bits[block] = static_cast<uint8_t>(2 * low_bits_);
     }
   }
-  choice.a8_share = work_ > 0 ? static_cast<double>(work) / static_cast<double>(work_) : 0;
+  choice.outlier_share = work_ > 0 ? static_cast<double>(work) / static_cast<double>(work_) : 0;
   for (size_t site = 0; site < sites_.size(); ++site) {
     choose_clip(site, choice);
   }
@@ -90,21 +91,21 @@ void BlockRanking::choose_clip(size_t index, BlockChoice& choice) const {
   const BlockSite& site = sites_[index];
   SiteBlocks& blocks = choice.sites[index];
   std::array<double, kClips.size()> errors{};
-  double eight = 0;
+  double high = 0;
   for (size_t block = 0; block < blocks.bits.size(); ++block) {
-    if (blocks.bits[block] == 8) {
-      eight += site.costs.eight[block];
+    if (blocks.bits[block] != low_bits_) {
+      high += site.costs.high[block];
       continue;
     }
     for (size_t clip = 0; clip < errors.size(); ++clip) {
-      errors[clip] += site.costs.four[block][clip];
+      errors[clip] += site.costs.low[block][clip];
     }
   }
-  // Of equal ones, as where no block has 4 bits, the one that clips least.
+  // Of equal ones, as where no block has the fewer bits, the one that clips least.
   const auto best = static_cast<size_t>(
       std::ranges::min_element(errors.rbegin(), errors.rend()).base() - errors.begin() - 1);
   blocks.clip = kClips.at(best);
-  choice.error += site.outputs > 0 ? (errors.at(best) + eight) / site.outputs : 0;
+  choice.error += site.outputs > 0 ? (errors.at(best) + high) / site.outputs : 0;
 }
 
 double BlockRanking::least_share() const {

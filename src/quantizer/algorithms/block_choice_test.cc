@@ -1,6 +1,7 @@
 #include "quantizer/algorithms/block_choice.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -17,9 +18,9 @@ using testing::ElementsAre;
 BlockSite site_of(const std::vector<double>& four, int64_t work, int64_t parts = 1) {
   BlockSite site;
   for (const double cost : four) {
-    auto& costs = site.costs.four.emplace_back();
+    auto& costs = site.costs.low.emplace_back();
     costs.fill(cost);
-    site.costs.eight.push_back(cost / 100);
+    site.costs.high.push_back(cost / 100);
   }
   site.outputs = 1;
   site.work = work;
@@ -31,14 +32,14 @@ TEST(BlockChoice, TakesWhatHelpsMostForItsWork) {
   const BlockRanking ranking({site_of({1, 8, 2}, 10), site_of({12, 3}, 20)});
   const BlockChoice none = ranking.choose(0);
   EXPECT_THAT(none.sites[0].bits, ElementsAre(4, 4, 4));
-  EXPECT_EQ(none.a8_share, 0);
+  EXPECT_EQ(none.outlier_share, 0);
   EXPECT_NEAR(none.error, 26, 1e-9);
   const BlockChoice one = ranking.choose(10.0 / 70);
   EXPECT_THAT(one.sites[0].bits, ElementsAre(4, 8, 4));  // 0.8 for a multiply-add, 0.6 the next
   EXPECT_THAT(one.sites[1].bits, ElementsAre(4, 4));
   const BlockChoice two = ranking.choose(30.0 / 70);
   EXPECT_THAT(two.sites[1].bits, ElementsAre(8, 4));
-  EXPECT_DOUBLE_EQ(two.a8_share, 30.0 / 70);
+  EXPECT_DOUBLE_EQ(two.outlier_share, 30.0 / 70);
   EXPECT_NEAR(two.error, 1 + 0.08 + 2 + 0.12 + 3, 1e-9);
   EXPECT_THAT(ranking.choose(1).sites[1].bits, ElementsAre(8, 8));
   EXPECT_DOUBLE_EQ(ranking.least_share(), 10.0 / 70);
@@ -58,7 +59,7 @@ TEST(BlockChoice, GivesWhatHasNoWork8Bits) {
   EXPECT_THAT(choice.sites[0].bits, ElementsAre(4));
   EXPECT_THAT(choice.sites[1].bits, ElementsAre(8, 8));
   EXPECT_THAT(choice.sites[2].bits, ElementsAre(4, 4));
-  EXPECT_EQ(choice.a8_share, 0);
+  EXPECT_EQ(choice.outlier_share, 0);
   EXPECT_DOUBLE_EQ(ranking.least_share(), 0.25);
 }
 
@@ -71,10 +72,10 @@ TEST(BlockChoice, GivesEachPartAsManyBlocks) {
 
 TEST(BlockChoice, ClipsWhereTheFourBitBlocksLoseLeast) {
   BlockSite site = site_of({5, 5, 5}, 10);
-  site.costs.four[0] = {9, 9, 9, 9, 9, 9, 1000};  // is given 8 bits and does not count then
-  site.costs.four[1] = {5, 5, 3, 5, 5, 5, 5};
-  site.costs.four[2] = {5, 5, 4, 5, 5, 4.5, 5};
-  site.costs.eight = {0, 0, 0};
+  site.costs.low[0] = {9, 9, 9, 9, 9, 9, 1000};  // is given 8 bits and does not count then
+  site.costs.low[1] = {5, 5, 3, 5, 5, 5, 5};
+  site.costs.low[2] = {5, 5, 4, 5, 5, 4.5, 5};
+  site.costs.high = {0, 0, 0};
   const BlockRanking ranking({site, site_of({1}, 2)});
   const BlockChoice choice = ranking.choose(10.0 / 32);
   EXPECT_THAT(choice.sites[0].bits, ElementsAre(8, 4, 4));
@@ -142,14 +143,14 @@ TEST(BlockErrors, AreWhatRoundingChangesInOutputs) {
   BlockCosts costs;
   errors.add_costs(w.data(), 3, costs, pool);  // some rows, then the others
   errors.add_costs(w.data() + 3 * kColumns, kOutputs - 3, costs, pool);
-  ASSERT_EQ(costs.four.size(), 3U);
+  ASSERT_EQ(costs.low.size(), 3U);
   for (int64_t block = 0; block < errors.blocks(); ++block) {
     const auto at = static_cast<size_t>(block);
     const double eight = cost_by_hand(x, w, block, {8, 1.0F});
-    EXPECT_NEAR(costs.eight[at], eight, 0.01 * eight);
+    EXPECT_NEAR(costs.high[at], eight, 0.01 * eight);
     for (size_t clip = 0; clip < kClips.size(); ++clip) {
       const double four = cost_by_hand(x, w, block, {4, kClips[clip]});
-      EXPECT_NEAR(costs.four[at][clip], four, 0.01 * four) << block << ' ' << clip;
+      EXPECT_NEAR(costs.low[at][clip], four, 0.01 * four) << block << ' ' << clip;
     }
   }
 }
@@ -162,17 +163,41 @@ TEST(BlockErrors, OfClassesHaveOneScaleForARow) {
   x[40] = 7;
   const std::vector<float> w(kColumns, 1);
   ThreadPool pool(1);
-  BlockErrors errors(kColumns, {.block = kBlock, .scales = BlockScales::kClass, .a8_share = 0.3});
+  BlockErrors errors(kColumns,
+                     {.block = kBlock, .scales = BlockScales::kClass, .outlier_share = 0.3});
   errors.add(x.data(), 1, pool);
   BlockCosts costs;
   errors.add_costs(w.data(), 1, costs, pool);
   const auto square = [](double change) { return change * change; };
   // With a scale of 1 halves become 0, as the nearest even number, and 100 becomes 7.
-  EXPECT_NEAR(costs.four[0].back(), square(93 + 31 * 0.5), 1e-2);
-  EXPECT_NEAR(costs.four[1].back(), square(31 * 0.5), 1e-2);
-  EXPECT_NEAR(costs.four[2].back(), square(32 * 0.5), 1e-2);
+  EXPECT_NEAR(costs.low[0].back(), square(93 + 31 * 0.5), 1e-2);
+  EXPECT_NEAR(costs.low[1].back(), square(31 * 0.5), 1e-2);
+  EXPECT_NEAR(costs.low[2].back(), square(32 * 0.5), 1e-2);
   const double coarse = 0.5 - 100.0 / 127;  // of 8 bits for all
-  EXPECT_NEAR(costs.eight[2], square(32 * coarse), 1e-2);
+  EXPECT_NEAR(costs.high[2], square(32 * coarse), 1e-2);
+}
+
+// Of two blocks of 8 bits the scale is that of the largest one that is not expected to be in BF16.
+TEST(BlockErrors, BesideBf16BlocksOf8BitsHaveOneScaleAndNoClips) {
+  std::vector<float> x(kColumns, 0.0F);
+  x[0] = 1000;
+  x[1] = 0.25F;
+  x[40] = 127;
+  x[41] = 0.25F;
+  x[90] = 0.375F;
+  const std::vector<float> w(kColumns, 1);
+  ThreadPool pool(1);
+  BlockErrors errors(kColumns,
+                     {.block = kBlock, .scales = BlockScales::kWide, .outlier_share = 0.3});
+  errors.add(x.data(), 1, pool);
+  BlockCosts costs;
+  errors.add_costs(w.data(), 1, costs, pool);
+  const auto square = [](double change) { return change * change; };
+  EXPECT_NEAR(costs.low[0].back(), square(1000 - 127 + 0.25), 1e-2);  // codes of 127 and 0
+  EXPECT_NEAR(costs.low[1].back(), square(0.25), 1e-6);
+  EXPECT_NEAR(costs.low[2].back(), square(0.375), 1e-6);
+  EXPECT_EQ(costs.low[0].front(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(costs.high, (std::vector<double>{0, 0, 0}));  // in BF16 all are as they were
 }
 
 TEST(BlockErrors, DoNotDependOnThreads) {
@@ -188,8 +213,8 @@ TEST(BlockErrors, DoNotDependOnThreads) {
   };
   const BlockCosts one = costs(1);
   const BlockCosts three = costs(3);
-  EXPECT_EQ(one.four, three.four);
-  EXPECT_EQ(one.eight, three.eight);
+  EXPECT_EQ(one.low, three.low);
+  EXPECT_EQ(one.high, three.high);
 }
 
 }  // namespace

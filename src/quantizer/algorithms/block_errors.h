@@ -9,22 +9,25 @@
 
 namespace nibble {
 
-/// Shares of a block's largest magnitude that are tried as the end of its 4-bit codes.
+/// Shares of a block's largest magnitude that are tried as the end of its 4-bit codes; those of 8
+/// bits span it all.
 inline constexpr std::array<float, 7> kClips = {0.7F, 0.75F, 0.8F, 0.85F, 0.9F, 0.95F, 1.0F};
 
 /// What rounding the rows of a site in blocks of channels costs: squares of what it changes in the
 /// outputs of the site's matrices, summed over rows, each block by itself.
 struct BlockCosts {
-  std::vector<std::array<double, kClips.size()>> four;  // by block and clip: codes of 4 bits
-  std::vector<double> eight;                            // by block: codes of 8 bits
+  // By block and clip: codes of the fewer bits. Infinite for clips that are not tried.
+  std::vector<std::array<double, kClips.size()>> low;
+  std::vector<double> high;  // by block: codes of the more bits
 };
 
 /// How channels of a row share scales.
 struct BlockForm {
   int block = 128;
   BlockScales scales = BlockScales::kEach;
-  double a8_share = 0;  // of kClass: of blocks that are expected to have 8 bits; those of a row
-                        // with the largest numbers do not widen the scale of its 4-bit blocks
+  double outlier_share = 0;  // of blocks that are expected to have the more bits, where the others
+                             // share a scale: those of a row with the largest numbers do not widen
+                             // that
 };
 
 /// Sums over the rows that enter a site: of the products of what rounding a block of channels
@@ -50,6 +53,10 @@ class BlockErrors final {
   /// of its 8-bit class: what their scales are made of.
   void find_largest(const float* x, int64_t rows, ThreadPool& pool);
   [[nodiscard]] float largest(int64_t row, int64_t block, int bits) const;
+  /// Whether blocks are rounded this way at all.
+  [[nodiscard]] bool tries(int64_t way) const;
+  /// A row's block, rounded this way.
+  void round(int64_t way, int64_t row, int64_t block, float* x) const;
   [[nodiscard]] int64_t scales_of_row() const { return blocks() + 2; }
 
   int64_t k_;

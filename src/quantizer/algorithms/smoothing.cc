@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/check.h"
@@ -89,28 +90,43 @@ class Trial final {
   void round_sample(std::vector<float>& x) const {
     const int64_t rows = search_.site.sample_rows();
     const int block = search_.blocks.block;
-    if (search_.act != ActFormat::kIntBlocks) {
+    if (!in_blocks(search_.act)) {
       round_activations(search_.act, {x.data(), rows, k()}, pool_);
       return;
     }
     CHECK_EQ(k() % block, 0);
     const std::vector<int32_t> order = largest_first(x);
     const auto blocks = static_cast<size_t>(k() / block);
-    const auto eight =
-        static_cast<size_t>(std::lround(search_.blocks.a8_share * static_cast<double>(blocks)));
+    const auto wider = static_cast<size_t>(
+        std::lround(search_.blocks.outlier_share * static_cast<double>(blocks)));
     std::vector<float> row(static_cast<size_t>(k()));
-    constexpr float kClip = 0.9F;
     for (float* at = x.data(); at < x.data() + std::ssize(x); at += k()) {
       for (size_t i = 0; i < row.size(); ++i) {
         row[i] = at[order[i]];
       }
-      for (size_t b = 0; b < blocks; ++b) {
-        float* x_of = row.data() + b * static_cast<size_t>(block);
-        round_block(block_codes(b < eight ? 8 : 4, kClip, largest_magnitude(x_of, block)), x_of,
-                    block);
-      }
+      round_blocks_of(row.data(), wider);
       for (size_t i = 0; i < row.size(); ++i) {
         at[order[i]] = row[i];
+      }
+    }
+  }
+
+  /// A row, of whose blocks the first have the more bits.
+  void round_blocks_of(float* row, size_t wider) const {
+    const int64_t block = search_.blocks.block;
+    constexpr float kClip = 0.9F;
+    const bool to_bf16 = search_.act == ActFormat::kBf16Blocks;
+    const int64_t first_low = static_cast<int64_t>(wider) * block;
+    const float of_low = largest_magnitude(row + first_low, k() - first_low);
+    for (int64_t at = 0; at < k(); at += block) {
+      float* x = row + at;
+      if (to_bf16 && at < first_low) {
+        round_to_fixed(fixed_unit(largest_magnitude(x, block)), x, block);
+      } else if (to_bf16) {
+        round_block(block_codes(8, 1.0F, of_low), x, block);
+      } else {
+        round_block(block_codes(at < first_low ? 8 : 4, kClip, largest_magnitude(x, block)), x,
+                    block);
       }
     }
   }
@@ -183,6 +199,7 @@ std::vector<float> expanded(const std::vector<float>& factors,
     return factors;
   }
   std::vector<float> out;
+  out.reserve(factor_of.size());
   for (const int32_t index : factor_of) {
     out.push_back(factors[static_cast<size_t>(index)]);
   }
@@ -202,8 +219,8 @@ std::vector<float> largest_weights(const FactorSearch& search) {
 
 /// Factors whose smallest and largest have a product of 1; 1 for channels that are always 0.
 std::vector<float> centred_factors(const std::vector<double>& logarithms) {
-  double low = INFINITY;
-  double high = -INFINITY;
+  double low = std::numeric_limits<double>::infinity();
+  double high = -low;
   for (const double x : logarithms) {
     if (std::isfinite(x)) {
       low = std::min(low, x);

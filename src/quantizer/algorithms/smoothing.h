@@ -21,10 +21,10 @@ struct ChannelStatistics {
   }
 };
 
-/// What is expected of a choice of blocks (ActFormat::kIntBlocks) that is made later.
+/// What is expected of a choice of blocks that is made later.
 struct ExpectedBlocks {
   int block = 128;
-  double a8_share = 0.16;  // of 8-bit blocks
+  double outlier_share = 0.16;  // of blocks of the more bits
 };
 
 /// Which factors are tried.
@@ -39,7 +39,8 @@ enum class FactorRule : uint8_t {
 struct FactorSearch {
   FactorRule rule = FactorRule::kLargest;
   ActFormat act = ActFormat::kFloat;
-  /// Of kIntBlocks: channels are ordered by the mean of their squares, and the largest have 8 bits.
+  /// Of rows in blocks: channels are ordered by the mean of their squares, and the largest have the
+  /// more bits.
   ExpectedBlocks blocks = {};
   const ChannelStatistics& site;
   /// Matrices of the site, or some of their rows.

@@ -23,7 +23,7 @@ struct SmallSite {
   std::unique_ptr<MatrixEncoder> encoder;
   std::vector<float> w;
   ChannelStatistics statistics;
-  ExpectedBlocks blocks{.block = 32, .a8_share = 0};
+  ExpectedBlocks blocks{.block = 32, .outlier_share = 0};
 
   explicit SmallSite(std::string_view name, float largest) : scheme(find_scheme(name).value()) {
     encoder = make_encoder({.scheme = scheme}, kOutputs, kColumns).value();
@@ -83,7 +83,7 @@ TEST(Smoothing, KnowsThatBlocksOf8BitsNeedLess) {
     return std::min(factors[3], factors[17]) / factors[4];
   };
   const float four = of_large();
-  site.blocks.a8_share = 0.5;
+  site.blocks.outlier_share = 0.5;
   EXPECT_GT(four, 4.0F);
   EXPECT_LT(of_large(), four);
 }

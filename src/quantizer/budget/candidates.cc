@@ -66,7 +66,7 @@ Result<std::vector<SchemeChoice>> parse_scheme_choices(const std::vector<std::st
                           "--schemes: {} quantizes nothing; {} leaves matrices as they are", name,
                           kKeep);
       }
-      if (scheme->act == ActFormat::kIntBlocks) {
+      if (in_blocks(scheme->act)) {
         return make_error(StatusCode::kUnsupported,
                           "--schemes: {} chooses precisions of activations for a whole model; "
                           "nibble quantize --scheme {} makes it",

@@ -98,7 +98,7 @@ TEST(NearestCodes, AreThoseThatAreStored) {
   ThreadPool pool(2);
   for (const QuantScheme& scheme : all_schemes()) {
     if (!scheme.weight.quantized() || scheme.weight.scale_per == ScalePer::kTensor ||
-        scheme.act == ActFormat::kIntBlocks) {
+        in_blocks(scheme.act)) {
       continue;  // fused matrices share a scale, and each has one of its own here; or calibrated
     }
     QuantizeOptions options;

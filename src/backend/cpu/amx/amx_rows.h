@@ -35,8 +35,8 @@ void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
       row, [&](int64_t first, float unit) __attribute__((always_inline)) {
         const F32x16 shift = Simd::set(unit * rounding_shift(0));
         for (int64_t i = first; i < first + row.group_size; i += 32) {
-          const F32x16 low = load_as_bf16<kType>(row, i);
-          const F32x16 high = load_as_bf16<kType>(row, i + 16);
+          const F32x16 low = load_as_bf16<kType>(row.x, i);
+          const F32x16 high = load_as_bf16<kType>(row.x, i + 16);
           Simd::store_bf16(out, Simd::sub(Simd::add(low, shift), shift));
           Simd::store_bf16(out + 32, Simd::sub(Simd::add(high, shift), shift));
           const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;

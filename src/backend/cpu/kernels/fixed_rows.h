@@ -30,6 +30,16 @@ constexpr int64_t kGroupsAtOnce = 16;
   return v[0];
 }
 
+/// The units of groups with these largest magnitudes.
+[[gnu::always_inline]] inline F32x16 units_by_largest(F32x16 largest) {
+  const F32x16 top = nearest_bf16(largest);
+  const I32x16 power =
+      Simd::and_int(Simd::bits(Simd::max(top, Simd::set(kLeastTop))), Simd::set_int(kInfinityBits));
+  const F32x16 unit = Simd::from_bits(Simd::sub_int(power, Simd::set_int(13 * kExponentStep)));
+  const F32x16 nan = Simd::from_bits(Simd::set_int(kNanBits));
+  return Simd::select_less(top, Simd::set(kInfiniteTop), unit, nan);
+}
+
 /// The units of 16 groups, the first of which begins at `column`; of fewer at the row's end.
 template <Element kType>
 inline F32x16 units_of(const FixedRow& row, int64_t column) {
@@ -42,12 +52,7 @@ inline F32x16 units_of(const FixedRow& row, int64_t column) {
       of_group = Simd::max_int(of_group, Simd::and_int(bits, Simd::set_int(kMagnitude)));
     }
   }
-  const F32x16 top = nearest_bf16(Simd::from_bits(max_of_each(largest)));
-  const I32x16 power =
-      Simd::and_int(Simd::bits(Simd::max(top, Simd::set(kLeastTop))), Simd::set_int(kInfinityBits));
-  const F32x16 unit = Simd::from_bits(Simd::sub_int(power, Simd::set_int(13 * kExponentStep)));
-  const F32x16 nan = Simd::from_bits(Simd::set_int(kNanBits));
-  return Simd::select_less(top, Simd::set(kInfiniteTop), unit, nan);
+  return units_by_largest(Simd::from_bits(max_of_each(largest)));
 }
 
 /// body(first column, unit) for every group.
@@ -68,8 +73,8 @@ template <Element kType, typename Body>
 
 /// 16 values as BF16; anything where they are not numbers.
 template <Element kType>
-[[gnu::always_inline]] inline F32x16 load_as_bf16(const FixedRow& row, int64_t column) {
-  const F32x16 v = load_numbers({row.x.data, kType}, column, 16);
+[[gnu::always_inline]] inline F32x16 load_as_bf16(ConstNumbers x, int64_t column) {
+  const F32x16 v = load_numbers({x.data, kType}, column, 16);
   return kType == Element::kBf16 ? v : number_as_bf16(v);
 }
 
@@ -81,7 +86,7 @@ void round_fixed(const FixedRow& row) {
         const F32x16 factor = Simd::set(1.0F / unit);
         I32x16 bias = Simd::set_int(0);
         for (int64_t i = first; i < first + row.group_size; i += 16) {
-          const I32x16 codes = Simd::to_int(Simd::mul(load_as_bf16<kType>(row, i), factor));
+          const I32x16 codes = Simd::to_int(Simd::mul(load_as_bf16<kType>(row.x, i), factor));
           bias = Simd::sub_int(bias, Simd::shift_left<3>(codes));
           Simd::store_s16(row.out + 2 * i, codes);
         }

@@ -4,6 +4,7 @@
 #include "backend/cpu/kernels/gemm_expanded.h"
 #include "backend/cpu/kernels/gemm_fixed.h"
 #include "backend/cpu/kernels/gemm_levels.h"
+#include "backend/cpu/kernels/gemm_wide.h"
 
 namespace nibble::cpu::NIBBLE_ISA {
 
@@ -28,6 +29,7 @@ constinit const GemmKernels kGemm = {
     .gemm_int4_fixed_minimums = gemm_fixed<Zeros::kMinimums>,
     .gemm_int4_blocks = gemm_blocks,
     .gemm_int4_classes = gemm_classes,
+    .gemm_int4_wide = gemm_wide,
 };
 
 }  // namespace nibble::cpu::NIBBLE_ISA

@@ -11,9 +11,6 @@
 namespace nibble::cpu {
 namespace {
 
-/// A row's codes, and the units behind them.
-inline int64_t code_bytes_of(const GemmTask& task) { return (task.w.k + 63) / 64 * 64; }
-
 /// Adds `columns` of one tile times kRows rows, a multiple of 32.
 template <int kRows>
 [[gnu::always_inline]] inline void add_block_sums(const uint8_t* codes,
@@ -109,7 +106,7 @@ void block_rows(const GemmTask& task, int64_t tile, int64_t row) {
   const PackedWeights& w = task.w;
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
   const uint8_t* x = task.xq + row * task.xq_stride;
-  const uint8_t* groups = x + code_bytes_of(task);
+  const uint8_t* groups = x + task.x_code_bytes;
   const int64_t far = far_ahead(w);
   F32x16 total[kRows];
   set_zero(total);
@@ -174,7 +171,7 @@ void block_pair(const GemmTask& task, int64_t tile, int64_t row) {
   const PackedWeights& w = task.w;
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
   const uint8_t* x = task.xq + row * task.xq_stride;
-  const uint8_t* groups = x + code_bytes_of(task);
+  const uint8_t* groups = x + task.x_code_bytes;
   F32x16 total[kRows][2];
   clear(total);
   for (int64_t g = 0; g < w.groups; ++g) {
@@ -249,7 +246,7 @@ void class_rows(const GemmTask& task, int64_t tile, int64_t row) {
   const PackedWeights& w = task.w;
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
   const uint8_t* x = task.xq + row * task.xq_stride;
-  const uint8_t* groups = x + code_bytes_of(task);
+  const uint8_t* groups = x + task.x_code_bytes;
   const int64_t far = far_ahead(w);
   I32x16 sums[2][kRows];
   for (int i = 0; i < 2; ++i) {
@@ -283,7 +280,7 @@ void class_pair(const GemmTask& task, int64_t tile, int64_t row) {
   F32x16 both[kRows][2];
   clear(both);
   for (const int bits : {8, 4}) {
-    const uint8_t* groups = x + code_bytes_of(task) + (bits == 4 ? 0 : sizeof(FixedGroup));
+    const uint8_t* groups = x + task.x_code_bytes + (bits == 4 ? 0 : sizeof(FixedGroup));
     asm volatile("" : "+m"(both));
     PairSums<kRows> sums;
     start_pair<kRows>(groups, task.xq_stride, sums);

@@ -15,7 +15,7 @@ template <int kPair, int kRows>
   const I32x16 codes = Simd::and_int(Simd::shift_right<4 * kPair>(word), Simd::set_int(0x000f000f));
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    sums[r] = Simd::dot_s16(sums[r], codes, four_bytes(x + r * x_stride + 4 * kPair));
+    sums[r] = Simd::dot_s16(sums[r], codes, four_bytes(x + r * x_stride));
   }
 }
 
@@ -45,11 +45,12 @@ class FixedSums {
     }
   }
 
-  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x) {
+  /// A step, of whose pairs of activations two follow each other and two lie `apart` behind them.
+  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x, int64_t apart = 8) {
     add_fixed_pair<0>(word, x, stride_, sums_);
-    add_fixed_pair<1>(word, x, stride_, sums_);
-    add_fixed_pair<2>(word, x, stride_, sums_);
-    add_fixed_pair<3>(word, x, stride_, sums_);
+    add_fixed_pair<1>(word, x + 4, stride_, sums_);
+    add_fixed_pair<2>(word, x + apart, stride_, sums_);
+    add_fixed_pair<3>(word, x + apart + 4, stride_, sums_);
   }
 
   [[nodiscard]] I32x16 of(int row) const { return sums_[row]; }
@@ -67,13 +68,14 @@ class FixedSums<kZeros, 1> {
   [[gnu::always_inline]] FixedSums(const uint8_t* groups, int64_t /*stride*/)
       : sums_{first_sum<kZeros>(groups), Simd::set_int(0), Simd::set_int(0), Simd::set_int(0)} {}
 
-  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x) {
+  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x, int64_t apart = 8) {
     word = Simd::in_register(word);
     const auto codes = [&](int32_t mask) { return Simd::and_int(word, Simd::set_int(mask)); };
     sums_[0] = Simd::dot_s16(sums_[0], codes(0x000f000f), four_bytes(x));
     sums_[1] = Simd::dot_s16(sums_[1], codes(0x00f000f0), four_bytes(x + 4));
-    sums_[2] = Simd::dot_s16(sums_[2], codes(0x0f000f00), four_bytes(x + 8));
-    sums_[kUpper] = Simd::dot_s16(sums_[kUpper], Simd::upper_nibbles(word), four_bytes(x + 12));
+    sums_[2] = Simd::dot_s16(sums_[2], codes(0x0f000f00), four_bytes(x + apart));
+    sums_[kUpper] =
+        Simd::dot_s16(sums_[kUpper], Simd::upper_nibbles(word), four_bytes(x + apart + 4));
   }
 
   [[nodiscard]] I32x16 of(int /*row*/) const {

@@ -2,6 +2,7 @@
 // The vocabulary comes first.
 #include "backend/cpu/kernels/block_rows.h"
 #include "backend/cpu/kernels/row_kernels.h"
+#include "backend/cpu/kernels/wide_rows.h"
 
 namespace nibble::cpu::NIBBLE_ISA {
 
@@ -10,6 +11,7 @@ constinit const RowKernels kRows = {
     .round_fixed = round_fixed,
     .quantize_int8 = quantize_int8,
     .quantize_blocks = quantize_blocks,
+    .quantize_wide_blocks = quantize_wide_blocks,
     .quantize_fp8 = quantize_fp8,
     .round_bf16 = round_bf16,
     .make_input = make_input,
