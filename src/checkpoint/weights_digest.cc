@@ -25,6 +25,10 @@ void add_ends(std::span<const std::byte> data, XXH64_state_t* state) {
 
 }  // namespace
 
+std::string bytes_digest(std::span<const std::byte> bytes) {
+  return fmt::format("{:016x}", XXH64(bytes.data(), bytes.size(), 0));
+}
+
 Result<std::string> weights_digest(const CheckpointReader& weights,
                                    std::span<const std::string> modules) {
   const std::unique_ptr<XXH64_state_t, FreeState> state(XXH64_createState());
