@@ -299,6 +299,9 @@ Status run(Flags& flags) {
   NIBBLE_RETURN_IF_ERROR(fill_options(flags));
   QuantizeOptions& options = flags.options;
   NIBBLE_RETURN_IF_ERROR(check_model_tensors(options.source));
+  if (flags.calibrate_kv) {
+    NIBBLE_RETURN_IF_ERROR(check_kv_calibration(options.source));
+  }
   if (!flags.budget.empty()) {
     NIBBLE_RETURN_IF_ERROR(choose_for_budget(flags));
     if (!flags.json) {

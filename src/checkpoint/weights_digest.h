@@ -15,6 +15,11 @@ namespace nibble {
 Result<std::string> weights_digest(const CheckpointReader& weights,
                                    std::span<const std::string> modules);
 
+/// The same of modules in any form: of "weight", "weight_packed" or "qweight" of each, whichever is
+/// stored. Empty where none is.
+[[nodiscard]] std::string modules_digest(const CheckpointReader& weights,
+                                         std::span<const std::string> modules);
+
 /// XXH64 with seed 0 of all bytes, 16 hexadecimal digits.
 [[nodiscard]] std::string bytes_digest(std::span<const std::byte> bytes);
 
