@@ -351,6 +351,7 @@ def main():
     parser.add_argument("--a8-share", default="0.16")
     parser.add_argument("--group", default="128", help="of w4a8's weights")
     args = parser.parse_args()
+    methods.stop_on_signals()
     {"measure": measure, "tables": tables, "charts": charts}[args.what](args)
 
 
