@@ -238,7 +238,7 @@ def add(result, row):
     """The row in place of the one before; what is not measured anew of it stays."""
     rows = result.setdefault("accuracy", [])
     before = [old for old in rows if identity(old) == identity(row)]
-    row = {**(before[0] if before else {}), **row}
+    row = {**(before[0] if before else {}), **row, "commit": methods.commit()}
     print(json.dumps(row), flush=True)
     result["accuracy"] = [old for old in rows if identity(old) != identity(row)] + [row]
 

@@ -56,6 +56,13 @@ def run(*command):
     return out
 
 
+def commit():
+    """Of the sources beside this file, whose build measures."""
+    done = subprocess.run(["git", "-C", pathlib.Path(__file__).parent, "rev-parse", "--short", "HEAD"],
+                          text=True, stdout=subprocess.PIPE)
+    return done.stdout.strip() or None
+
+
 def linked_copy(model, folder):
     folder.mkdir()
     for file in pathlib.Path(model).resolve().iterdir():
