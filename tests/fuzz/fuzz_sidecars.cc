@@ -45,7 +45,8 @@ void write_file(const std::string& path, std::string_view text) {
 void read_kv(const std::string& folder, std::string_view text) {
   const std::string path = kv_sidecar_path(folder);
   write_file(path, text);
-  const KvSidecarShape shape{.layers = 2, .kv_heads = 1, .head_dim = 2, .sinks = text.size() % 2 > 0};
+  const KvSidecarShape shape{
+      .layers = 2, .kv_heads = 1, .head_dim = 2, .sinks = text.size() % 2 > 0};
   const auto sidecar = read_kv_sidecar(path, shape);
   if (sidecar.ok()) {
     static_cast<void>(describe(*sidecar));
