@@ -193,14 +193,14 @@ void add_block_flags(CLI::App& command, QuantizeFlags& flags) {
   command
       .add_option("--a8-share", blocks.a8_share,
                   "Share of multiply-adds that may take 8-bit blocks; the rest is W4A4")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_between(0.0, 1.0))
       ->capture_default_str();
   command
       .add_option("--max-kld", blocks.max_kld,
                   "Instead of --a8-share: the least share whose KL divergence from the model, with "
                   "the nearest codes, is at most this on text that it was not calibrated with "
                   "(--text, or what --calibrate has left)")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command
       .add_option("--permute", blocks.permute,
                   "How channels that need 8 bits become neighbours: fold, in the weights alone; "

@@ -299,7 +299,8 @@ class CachedRun {
       const auto* lines = reinterpret_cast<const uint16_t*>(params);
       const int64_t dim = shape_.head_dim;
       const uint16_t* scale = keys ? lines + slot / kChannelTokens * 2 * dim + d : lines + 2 * slot;
-      return int4_code(row, d) * f16_to_f32(*scale) + f16_to_f32(scale[keys ? dim : 1]);
+      return static_cast<float>(int4_code(row, d)) * f16_to_f32(*scale) +
+             f16_to_f32(scale[keys ? dim : 1]);
     }
     if (shape_.code == KvCode::kFp8) {
       return decode_e4m3(static_cast<uint8_t>(row[d]));

@@ -42,6 +42,7 @@ struct SiteInput {
   Site site = Site::kQkv;
   int64_t expert = 0;
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the comparison with 0 for one
   [[nodiscard]] auto operator<=>(const SiteInput&) const = default;
 };
 
