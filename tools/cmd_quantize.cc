@@ -295,10 +295,23 @@ std::string more_text(const QuantizeProgress& progress) {
   return text;
 }
 
+Result<QuantizeReport> quantize_by(const QuantizeMethod& method, const QuantizeOptions& options) {
+  auto report = quantize_checkpoint(options);
+  if (report.ok()) {
+    method.finish();
+  } else {
+    method.clear_if_refused(report.status());
+  }
+  return report;
+}
+
 Status run(Flags& flags) {
   NIBBLE_RETURN_IF_ERROR(fill_options(flags));
   QuantizeOptions& options = flags.options;
   NIBBLE_RETURN_IF_ERROR(check_model_tensors(options.source));
+  if (flags.calibrate_kv) {
+    NIBBLE_RETURN_IF_ERROR(check_kv_calibration(options.source));
+  }
   if (!flags.budget.empty()) {
     NIBBLE_RETURN_IF_ERROR(choose_for_budget(flags));
     if (!flags.json) {
@@ -323,8 +336,7 @@ Status run(Flags& flags) {
     display.start_from(progress.bytes_before);
     display.update(progress.bytes_done, progress.bytes_total, progress.tensor, more_text(progress));
   };
-  NIBBLE_ASSIGN_OR_RETURN(const QuantizeReport report, quantize_checkpoint(options));
-  method.finish();
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizeReport report, quantize_by(method, options));
   if (options.share.kind == QuantizeShare::Kind::kPart && !report.already_there) {
     if (flags.json) {
       print_out(part_json(report, flags).dump() + "\n");

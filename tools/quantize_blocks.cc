@@ -212,7 +212,7 @@ void add_block_flags(CLI::App& command, QuantizeFlags& flags) {
       .add_option("--outlier-share,--a8-share", blocks.outlier_share,
                   "Share of multiply-adds that may take blocks of the more bits: 8 beside 4 (the "
                   "rest is W4A4), or BF16 beside 8")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_between(0.0, 1.0))
       ->capture_default_str();
   command
       .add_option(
@@ -220,7 +220,7 @@ void add_block_flags(CLI::App& command, QuantizeFlags& flags) {
           "Instead of --outlier-share: the least share whose KL divergence from the model, with "
           "the nearest codes, is at most this on text that it was not calibrated with "
           "(--text, or what --calibrate has left)")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command
       .add_option("--permute", blocks.permute,
                   "How channels that need more bits become neighbours: fold, in the weights alone; "

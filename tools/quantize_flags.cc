@@ -5,12 +5,14 @@
 #include <string>
 #include <utility>
 
+#include "base/file.h"
 #include "calibration/calibrator.h"
 #include "calibration/transform_chain.h"
 #include "flag_checks.h"
 #include "model_flags.h"
 #include "quantize_blocks.h"
 #include "quantizer/recipe.h"
+#include "quantizer/work_folder.h"
 #include "text_flags.h"
 
 namespace nibble {
@@ -218,6 +220,12 @@ Status check_calibration(QuantizeFlags& flags) {
 }
 
 Status QuantizeMethod::prepare(QuantizeFlags& flags) {
+  const Status status = prepare_parts(flags);
+  clear_if_refused(status);
+  return status;
+}
+
+Status QuantizeMethod::prepare_parts(QuantizeFlags& flags) {
   if (flags.method.empty()) {
     return {};
   }
@@ -237,6 +245,7 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
                         flags.method);
     }
     NIBBLE_RETURN_IF_ERROR(check_destination(options));
+    destination_ = options.destination;
     NIBBLE_ASSIGN_OR_RETURN(std::string model,
                             make_transformed({.quantize = options,
                                               .transforms = method.transforms,
@@ -244,7 +253,6 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
                                               .seed = flags.text.seed,
                                               .blocks = expected_blocks(flags)}));
     options.source_name = std::exchange(options.source, std::move(model));
-    destination_ = options.destination;
   }
   if (flags.text.path.empty()) {
     options.plan.calibration = recipe_without_text(method, flags.text.seed);
@@ -264,6 +272,14 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
                                                         .backend = flags.backend}));
   options.maker = calibrator_.get();
   return {};
+}
+
+void QuantizeMethod::clear_if_refused(const Status& status) const {
+  const bool refused =
+      status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kUnsupported;
+  if (refused && !destination_.empty() && !file_exists(WorkFolder::path_of(destination_))) {
+    remove_transformed(destination_);
+  }
 }
 
 void QuantizeMethod::finish() const {

@@ -76,8 +76,12 @@ class QuantizeMethod final {
   }
   /// Removes what was made on the way, once the output is there.
   void finish() const;
+  /// The same where a command is refused and nothing in DST.partial needs it.
+  void clear_if_refused(const Status& status) const;
 
  private:
+  Status prepare_parts(QuantizeFlags& flags);
+
   std::unique_ptr<JobMaker> calibrator_;
   std::string destination_;  // empty: nothing was made
 };

@@ -280,7 +280,7 @@ void add_measure_flags(CLI::App& command, SensitivityFlags& flags) {
       .add_option("--measure", flags.measure,
                   "Share of the matrices, worst first, whose KL divergence is measured with each "
                   "alone in its worst scheme, and besides of five layers of each kind; 0: none")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_between(0.0, 1.0))
       ->capture_default_str();
   command.add_option("--measure-tokens", flags.measure_tokens, "Tokens that this is measured over")
       ->check(whole_number(2))

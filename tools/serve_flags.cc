@@ -113,13 +113,13 @@ void add_http_flags(CLI::App& command, ServeFlags& flags) {
                   "Most seconds that a request may wait and run, its own timeout included; 0: as "
                   "long as it takes")
       ->envname("NIBBLE_REQUEST_TIMEOUT")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_of_at_least_0())
       ->capture_default_str();
   command
       .add_option("--shutdown-timeout", flags.shutdown_timeout_s,
                   "Seconds that running requests get after SIGTERM")
       ->envname("NIBBLE_SHUTDOWN_TIMEOUT")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_of_at_least_0())
       ->capture_default_str();
   command
       .add_option("--stream-interval", flags.stream_interval,

@@ -45,9 +45,9 @@ void add_server_flags(CLI::App& command, LoadFlags& flags) {
   flag.add("--ready-check-timeout-sec", flags.ready_s,
            "Seconds to wait for the server to answer a first request");
   flag.add("--stall-timeout", flags.stall_s, "Seconds without a byte that end a request")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   flag.add("--connect-timeout", flags.connect_s, "Seconds for a connection")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
 }
 
 void add_data_flags(CLI::App& command, LoadFlags& flags) {
@@ -87,7 +87,7 @@ void add_traffic_flags(CLI::App& command, LoadFlags& flags) {
   flag.add("--request-rate", flags.request_rate, "Requests a second, or inf: all at once");
   flag.add("--burstiness", flags.burstiness,
            "Shape of the gaps' gamma distribution; 1: a Poisson process")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   flag.add("--ramp-up-strategy", flags.ramp_up, "The rate grows from request to request")
       ->check(CLI::IsMember({"linear", "exponential"}));
   flag.add("--ramp-up-start-rps", flags.ramp_start, "Rate at the first request");

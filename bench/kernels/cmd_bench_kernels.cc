@@ -262,7 +262,7 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
       ->add_option("--a4-share", flags->a4_share,
                    "Of schemes with activations in blocks: which share of the blocks has the fewer "
                    "bits, 4 beside 8 or 8 beside BF16")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_between(0.0, 1.0))
       ->capture_default_str();
   command->add_option("--m", flags->row_counts, "Rows of activations, like 1,16,256")
       ->delimiter(',')
@@ -280,7 +280,7 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
       ->add_option("--rest", flags->rest,
                    "On GPUs, idle time after each timed run, in its own lengths. At 0 runs follow "
                    "each other, and the power limit lowers clocks")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_between(0.0, 100.0))
       ->capture_default_str();
   command->add_flag("--json", flags->json,
                     "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "

@@ -197,7 +197,7 @@ void add_run_flags(CLI::App& command, MoeFlags& flags) {
   command
       .add_option("--rest", flags.rest,
                   "On GPUs, idle time after each timed replay, in its own lengths")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_between(0.0, 100.0))
       ->capture_default_str();
   command.add_option("--json", flags.json,
                      "Write one JSON object to this file: backend, layer, routing, ceilings "

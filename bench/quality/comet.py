@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What activations of 4 and 8 bits and 4-bit caches cost models, beside other schemes: rows, tables
-and charts of docs/quantization.md, all from `nibble` commands (COMET's Tables 1 and 2).
+and charts of docs/calibration.md and docs/kv-cache.md, all from `nibble` commands (COMET's Tables 1
+and 2).
 
     bench/quality/comet.py measure RESULT NAME=MODEL,CALIBRATION,TEXT ... [--rows ROW ...]
     bench/quality/comet.py measure RESULT NAME=MODEL,CALIBRATION,TEXT ... --tasks FOLDER [--limit N]
-    bench/quality/comet.py tables RESULT docs/quantization.md
+    bench/quality/comet.py tables RESULT docs/calibration.md docs/kv-cache.md
     bench/quality/comet.py charts RESULT FOLDER
 
 RESULT is bench/results/comet.json. A row is one `nibble quantize`, one `nibble eval kld` beside the
@@ -15,7 +16,7 @@ folder. Rows are those of ROWS, or given as SCHEME/METHOD[/BLOCK/A8_SHARE[/PERMU
 that differ by the cache alone are made once. A row that `nibble` refuses, as it does rotations of
 latent attention, is left out, with its reason. The list `accuracy` of RESULT keeps rows of other
 models and rows that are not measured anew; `tables` writes what stands between <!-- comet:NAME -->
-and <!-- /comet --> in a page. What `bench/quality/kv_forms.py` measures of caches by themselves is
+and <!-- /comet -->, each NAME in the one of the pages that has it. What `bench/quality/kv_forms.py` measures of caches by themselves is
 the list `kv`.
 """
 import argparse
@@ -243,7 +244,7 @@ def add(result, row):
     """The row in place of the one before; what is not measured anew of it stays."""
     rows = result.setdefault("accuracy", [])
     before = [old for old in rows if identity(old) == identity(row)]
-    row = {**(before[0] if before else {}), **row}
+    row = {**(before[0] if before else {}), **row, "commit": methods.commit()}
     print(json.dumps(row), flush=True)
     result["accuracy"] = [old for old in rows if identity(old) != identity(row)] + [row]
 
@@ -318,15 +319,18 @@ def kv_table(result, _):
 
 def tables(args):
     result = json.loads(args.result.read_text())
-    page = pathlib.Path(args.rest[0])
-    text = page.read_text()
+    texts = {page: pathlib.Path(page).read_text() for page in args.rest}
     for name, make in (("accuracy", accuracy_table), ("tasks", tasks_table), ("kv", kv_table)):
         begin, end = f"<!-- comet:{name} -->\n", "<!-- /comet -->"
-        if text.count(begin) != 1:
-            raise SystemExit(f"{page}: has no place for the table {begin.strip()}")
+        pages = [page for page, text in texts.items() if begin in text]
+        if len(pages) != 1 or texts[pages[0]].count(begin) != 1:
+            raise SystemExit(f"{', '.join(args.rest)}: {len(pages)} of them have a place for the table "
+                             f"{begin.strip()}, not one")
+        text = texts[pages[0]]
         at = text.index(begin) + len(begin)
-        text = text[:at] + "\n".join(make(result, args)) + "\n" + text[text.index(end, at):]
-    page.write_text(text)
+        texts[pages[0]] = text[:at] + "\n".join(make(result, args)) + "\n" + text[text.index(end, at):]
+    for page, text in texts.items():
+        pathlib.Path(page).write_text(text)
 
 
 def charts(args):
@@ -356,6 +360,7 @@ def main():
     parser.add_argument("--a8-share", default="0.16")
     parser.add_argument("--group", default="128", help="of w4a8's weights")
     args = parser.parse_args()
+    methods.stop_on_signals()
     {"measure": measure, "tables": tables, "charts": charts}[args.what](args)
 
 

@@ -117,6 +117,7 @@ def main():
     parser.add_argument("json", type=pathlib.Path)
     parser.add_argument("models", nargs="+", metavar="NAME=MODEL,TEXT,CALIBRATION")
     flags = parser.parse_args()
+    methods.stop_on_signals()
     results = json.loads(flags.json.read_text()) if flags.json.exists() else {}
     rows = results.get("kv", [])
     for text in flags.models:

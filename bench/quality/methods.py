@@ -13,18 +13,54 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 
+running = set()  # processes that run() waits for
+stopped = threading.Event()
+
+
+def stop(number, _):
+    """Ends what runs, and this program by an exception, so that temporary folders are removed."""
+    stopped.set()
+    for process in list(running):
+        process.terminate()
+    raise SystemExit(128 + number)
+
+
+def stop_on_signals():
+    """Of a program that is killed or interrupted nothing stays: no folders, no processes."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
 def run(*command):
-    done = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}: {done.stderr.strip()[-500:]}")
-    return done.stdout
+    if stopped.is_set():
+        raise SystemExit("stopped")
+    process = subprocess.Popen([str(part) for part in command], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    running.add(process)
+    if stopped.is_set():  # meanwhile, in another thread
+        process.terminate()
+    try:
+        out, errors = process.communicate()
+    finally:
+        running.discard(process)
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))}: {errors.strip()[-500:]}")
+    return out
+
+
+def commit():
+    """Of the sources beside this file, whose build measures."""
+    done = subprocess.run(["git", "-C", pathlib.Path(__file__).parent, "rev-parse", "--short", "HEAD"],
+                          text=True, stdout=subprocess.PIPE)
+    return done.stdout.strip() or None
 
 
 def linked_copy(model, folder):
@@ -83,7 +119,9 @@ def save(result, path):
         rows = isinstance(value, list) and value and isinstance(value[0], dict)
         text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if rows else json.dumps(value)
         parts.append(f" {json.dumps(key)}: {text}")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    fresh.replace(path)
 
 
 def size(folder):
@@ -121,6 +159,7 @@ def main():
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--quantize-option", action="append", default=[])
     args = parser.parse_args()
+    stop_on_signals()
     name = args.name or pathlib.Path(args.model).name
     result = json.loads(args.out.read_text()) if args.out.exists() else {"rows": []}
     rows = []

@@ -21,6 +21,13 @@ def model_files(model):
     return sorted(pathlib.Path(model).glob("*.safetensors"))
 
 
+def rounded(value, digits):
+    """A row, all numbers of which have so many digits behind the point."""
+    if isinstance(value, dict):
+        return {key: rounded(item, digits) for key, item in value.items()}
+    return round(value, digits) if isinstance(value, float) else value
+
+
 def file_bytes(model):
     return sum(path.stat().st_size for path in model_files(model))
 

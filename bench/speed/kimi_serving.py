@@ -35,6 +35,7 @@ import pathlib
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ import time
 import urllib.request
 
 import same_answers
-from cpu_process import Server, file_bytes, start_to_first_token
+from cpu_process import Server, file_bytes, rounded, start_to_first_token
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What make-dummy is told of each.
@@ -194,12 +195,6 @@ def ratios(rows, concurrency, forms):
     return result
 
 
-def rounded(value):
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    return round(value, 4) if isinstance(value, float) else value
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nibble", required=True)
@@ -234,9 +229,11 @@ def arguments():
 
 def main():
     args = arguments()
+    # So that the folder of a checkpoint, which takes up to 57 GB, goes where this is killed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     def emit(row):
-        line = json.dumps(rounded(row))
+        line = json.dumps(rounded(row, 4))
         print(line, flush=True)
         if args.out:
             with open(args.out, "a", encoding="utf-8") as file:

@@ -38,7 +38,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from cpu_process import Server
+from cpu_process import Server, rounded
 
 SHORT_PROMPT = 8
 SPECIAL = 256  # ids below may be control tokens
@@ -168,12 +168,6 @@ def measure(args, model, kernel):
                 "gpu_memory_mib": gpu_memory(server.process.pid)}
 
 
-def rounded(value):
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    return round(value, 3) if isinstance(value, float) else value
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="+", metavar="MODEL")
@@ -197,7 +191,7 @@ def main():
             except (RuntimeError, OSError, http.client.HTTPException) as error:
                 result = {"model": model, "device": args.device, "kernel": kernel,
                           "error": str(error)}
-            print(json.dumps(rounded(result)), flush=True)
+            print(json.dumps(rounded(result, 3)), flush=True)
 
 
 if __name__ == "__main__":

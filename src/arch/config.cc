@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kMaxDimension = int64_t{1} << 31;
 constexpr int64_t kMaxCount = int64_t{1} << 16;  // of layers, heads and elements of a head
 constexpr int64_t kMaxWidth = int64_t{1} << 24;  // of parts of a layer
+constexpr int64_t kMostFurtherLayers = 64;       // published models have one
 
 Result<int64_t> read_dimension(const JsonReader& reader, std::string_view key, int64_t limit) {
   NIBBLE_ASSIGN_OR_RETURN(const int64_t value, reader.required_int(key));
@@ -97,6 +98,13 @@ Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfi
                           reader.optional_bool("tie_word_embeddings", false));
   NIBBLE_ASSIGN_OR_RETURN(config.num_further_layers,
                           read_count(reader, "num_nextn_predict_layers", 0));
+  if (config.num_further_layers > kMostFurtherLayers) {
+    return make_error(
+        StatusCode::kCorrupt,
+        "{}: field num_nextn_predict_layers: {} is not between 0 and {}; take it from "
+        "the published config.json",
+        reader.where(), config.num_further_layers, kMostFurtherLayers);
+  }
   NIBBLE_ASSIGN_OR_RETURN(config.rope, read_rope_config(json, reader, config.max_position));
   if (config.rope.kind == RopeKind::kDynamicNtk && config.rope.factor > 1.0) {
     const double scaled = static_cast<double>(config.max_position) * config.rope.factor;

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "arch/family.h"
 
@@ -51,7 +52,14 @@ Status check_full_rotation(const JsonReader& reader) {
   return {};
 }
 
-Result<RopeKind> parse_kind(const JsonReader& reader) {
+Result<RopeKind> parse_kind(const Json& rope, const JsonReader& reader) {
+  if (rope.find("type") == nullptr && rope.find("rope_type") == nullptr &&
+      rope.find("factor") != nullptr) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field rope_type is missing beside factor; take both from the published "
+                      "config.json",
+                      reader.where());
+  }
   NIBBLE_ASSIGN_OR_RETURN(const std::string old_name, reader.optional_string("type", "default"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, reader.optional_string("rope_type", old_name));
   struct Entry {
@@ -137,6 +145,12 @@ Status read_scaling(const JsonReader& reader, int64_t max_position, RopeConfig& 
     NIBBLE_ASSIGN_OR_RETURN(rope.beta_slow, reader.optional_double("beta_slow", rope.beta_slow));
     NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "beta_fast", rope.beta_fast));
     NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "beta_slow", rope.beta_slow));
+    if (rope.beta_fast < rope.beta_slow) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: field beta_fast: {} is below beta_slow {}; take both from the "
+                        "published config.json",
+                        reader.where(), rope.beta_fast, rope.beta_slow);
+    }
     NIBBLE_ASSIGN_OR_RETURN(rope.original_max_position,
                             reader.optional_int(kOriginal, max_position));
     NIBBLE_ASSIGN_OR_RETURN(rope.truncate, reader.optional_bool("truncate", true));
@@ -144,6 +158,27 @@ Status read_scaling(const JsonReader& reader, int64_t max_position, RopeConfig& 
     NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "attention_factor", rope.attention_factor));
   }
   return require_positive(reader, kOriginal, static_cast<double>(rope.original_max_position));
+}
+
+/// One of the two objects that say it, over what is known already.
+Status read_object(const Json& fields,
+                   const JsonReader& nested,
+                   int64_t max_position,
+                   RopeConfig& rope) {
+  NIBBLE_RETURN_IF_ERROR(check_known_fields(fields, nested));
+  NIBBLE_RETURN_IF_ERROR(check_full_rotation(nested));
+  NIBBLE_ASSIGN_OR_RETURN(rope.theta, nested.optional_double("rope_theta", rope.theta));
+  NIBBLE_ASSIGN_OR_RETURN(rope.kind, parse_kind(fields, nested));
+  return read_scaling(nested, max_position, rope);
+}
+
+bool are_equal(const RopeConfig& a, const RopeConfig& b) {
+  const auto fields = [](const RopeConfig& rope) {
+    return std::tie(rope.kind, rope.theta, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+                    rope.beta_fast, rope.beta_slow, rope.attention_factor, rope.truncate,
+                    rope.original_max_position);
+  };
+  return fields(a) == fields(b);
 }
 
 }  // namespace
@@ -155,7 +190,9 @@ Result<RopeConfig> read_rope_config(const Json& json,
   rope.original_max_position = max_position;
   NIBBLE_RETURN_IF_ERROR(check_full_rotation(reader));
   NIBBLE_ASSIGN_OR_RETURN(rope.theta, reader.optional_double("rope_theta", kDefaultTheta));
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+  const RopeConfig plain = rope;
+  bool found = false;
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {  // the newer name first
     const Json* fields = json.find(key);
     if (fields == nullptr || fields->is_null()) {
       continue;
@@ -164,13 +201,18 @@ Result<RopeConfig> read_rope_config(const Json& json,
       return make_error(StatusCode::kCorrupt, "{}: field {}: expected an object", reader.where(),
                         key);
     }
-    const JsonReader nested(*fields, reader.where() + ": field " + key);
-    NIBBLE_RETURN_IF_ERROR(check_known_fields(*fields, nested));
-    NIBBLE_RETURN_IF_ERROR(check_full_rotation(nested));
-    NIBBLE_ASSIGN_OR_RETURN(rope.theta, nested.optional_double("rope_theta", rope.theta));
-    NIBBLE_ASSIGN_OR_RETURN(rope.kind, parse_kind(nested));
-    NIBBLE_RETURN_IF_ERROR(read_scaling(nested, max_position, rope));
-    break;  // the newer name wins when a file has both
+    RopeConfig read = plain;
+    read.theta = rope.theta;  // the older one has none
+    NIBBLE_RETURN_IF_ERROR(read_object(
+        *fields, JsonReader(*fields, reader.where() + ": field " + key), max_position, read));
+    if (found && !are_equal(rope, read)) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: fields rope_parameters and rope_scaling contradict each other; remove "
+                        "the one that is not the published config.json's",
+                        reader.where());
+    }
+    rope = read;
+    found = true;
   }
   if (!(rope.theta > 1.0)) {
     return make_error(StatusCode::kCorrupt, "{}: field rope_theta: {} must be above 1",

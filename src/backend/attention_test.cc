@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
 #include "backend/testing/bf16_rows.h"
+#include "backend/testing/random_gemm.h"
 #include "base/f16.h"
 #include "quant/codec.h"
 
@@ -61,16 +62,6 @@ std::vector<float> random_steps(int64_t count) {
   std::vector<float> steps(static_cast<size_t>(count));
   std::ranges::generate(steps, [&] { return uniform(random); });
   return steps;
-}
-
-std::vector<float> random_floats(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0F, 1.0F);
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) {
-    value = normal(random);
-  }
-  return values;
 }
 
 /// Two sequences over shuffled pages, filled in steps; keeps outputs of every token. Memory that no
@@ -308,7 +299,8 @@ class CachedRun {
       const auto* lines = reinterpret_cast<const uint16_t*>(params);
       const int64_t dim = shape_.head_dim;
       const uint16_t* scale = keys ? lines + slot / kChannelTokens * 2 * dim + d : lines + 2 * slot;
-      return int4_code(row, d) * f16_to_f32(*scale) + f16_to_f32(scale[keys ? dim : 1]);
+      return static_cast<float>(int4_code(row, d)) * f16_to_f32(*scale) +
+             f16_to_f32(scale[keys ? dim : 1]);
     }
     if (shape_.code == KvCode::kFp8) {
       return decode_e4m3(static_cast<uint8_t>(row[d]));

@@ -343,8 +343,10 @@ Status JsonReader::wrong_type(std::string_view key, std::string_view expected) c
     return make_error(StatusCode::kCorrupt, "{}: field \"{}\" is missing; expected {}", where_, key,
                       expected);
   }
-  return make_error(StatusCode::kCorrupt, "{}: field \"{}\": expected {}, got {}", where_, key,
-                    expected, json_type_name(*member));
+  const bool large = member->type() == Json::Type::kUint;  // no int64
+  return make_error(
+      StatusCode::kCorrupt, "{}: field \"{}\": expected {}, got {}", where_, key, expected,
+      large ? member->dump() + ", which is too large" : std::string(json_type_name(*member)));
 }
 
 Result<int64_t> JsonReader::required_int(std::string_view key) const {

@@ -14,6 +14,7 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kUsualLength = 512;
+constexpr int64_t kLeastShare = 4;  // of a matrix's columns: fewer tokens say nothing
 
 /// The texts of all lines, with an empty line between.
 Result<std::string> joined_lines(std::string_view content, const std::string& path) {
@@ -112,5 +113,19 @@ Result<CalibrationText> read_model_text(const std::string& model,
   }
   return text;
 }
+
+Status check_tokens(const CalibrationText& text, const std::string& path, int64_t columns) {
+  const int64_t least = columns / kLeastShare;
+  return text.tokens() >= least
+             ? Status()
+             : make_error(StatusCode::kInvalidArgument,
+                          "{}: {} tokens in windows of {} say too little about matrices of {} "
+                          "columns; at least {} are needed, and {} are better: give a longer text, "
+                          "--calibration-windows or --calibration-length",
+                          path, text.tokens(), text.windows.front().size(), columns, least,
+                          tokens_wanted(columns));
+}
+
+int64_t tokens_wanted(int64_t columns) { return kLeastShare * columns; }
 
 }  // namespace nibble

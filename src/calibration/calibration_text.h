@@ -41,4 +41,12 @@ Result<CalibrationText> read_model_text(const std::string& model,
                                         const ModelConfig& config,
                                         CalibrationTextOptions options);
 
+/// kInvalidArgument, with what is needed, where a text says too little about matrices of so many
+/// columns.
+[[nodiscard]] Status check_tokens(const CalibrationText& text,
+                                  const std::string& path,
+                                  int64_t columns);
+/// As many tokens as are better.
+[[nodiscard]] int64_t tokens_wanted(int64_t columns);
+
 }  // namespace nibble

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "calibration/block_files.h"
 #include "calibration/calibration_memory.h"
+#include "calibration/layer_jobs.h"
 #include "calibration/layer_rounder.h"
 #include "calibration/layer_runner.h"
 #include "calibration/progress_file.h"
@@ -16,8 +17,6 @@
 
 namespace nibble {
 namespace {
-
-constexpr int64_t kLeastShare = 4;  // of the widest matrix's columns: fewer tokens say nothing
 
 class Calibrator final : public JobMaker {
  public:
@@ -155,7 +154,6 @@ class Calibrator final : public JobMaker {
 
   [[nodiscard]] Status check_jobs(const QuantizePlan& plan, const LayerJobs& jobs) const {
     NIBBLE_RETURN_IF_ERROR(check_attention(plan));
-    int64_t widest = 0;
     for (const size_t job : jobs.all()) {
       const PlanJob& matrix = plan.jobs[job];
       NIBBLE_RETURN_IF_ERROR(
@@ -172,26 +170,19 @@ class Calibrator final : public JobMaker {
                           "--scheme, and other schemes with --rule",
                           matrix.name(), matrix.scheme.name);
       }
-      widest = std::max(widest, matrix.matrix->k());
     }
     if (jobs.all().empty()) {
       return make_error(StatusCode::kInvalidArgument,
                         "--calibrate: the rules leave no matrix of a layer and no head to round; "
                         "leave --calibrate out");
     }
-    const int64_t tokens = text_.tokens();
-    if (tokens < widest / kLeastShare) {
-      return make_error(StatusCode::kInvalidArgument,
-                        "{}: {} tokens in windows of {} say too little about matrices of {} "
-                        "columns; at least {} are needed, and {} are better",
-                        options_.text.path, tokens, text_.windows.front().size(), widest,
-                        widest / kLeastShare, kLeastShare * widest);
-    }
-    if (tokens < widest) {
+    const int64_t widest = widest_input(plan, jobs);
+    NIBBLE_RETURN_IF_ERROR(check_tokens(text_, options_.text.path, widest));
+    if (const int64_t tokens = text_.tokens(); tokens < widest) {
       NIBBLE_LOG(kWarning,
                  "{}: {} tokens are fewer than the {} columns of the widest matrix; give {} or "
                  "more",
-                 options_.text.path, tokens, widest, kLeastShare * widest);
+                 options_.text.path, tokens, widest, tokens_wanted(widest));
     }
     return {};
   }

@@ -15,6 +15,7 @@
 #include "calibration/kv_ranges.h"
 #include "calibration/layer_runner.h"
 #include "calibration/window_states.h"
+#include "checkpoint/checkpoint_reader.h"
 
 namespace nibble {
 namespace {
@@ -354,7 +355,21 @@ class KvCalibrator final {
 
 }  // namespace
 
+Status check_kv_calibration(const std::string& model) {
+  const auto config = load_model_config(model);
+  return config.ok() && config->latent.kv_rank > 0
+             ? make_error(
+                   StatusCode::kUnsupported,
+                   "{}: config.json: field kv_lora_rank: rows of latent attention are cached "
+                   "without means and ranges, so that there is nothing to calibrate; leave "
+                   "the calibration of the KV cache out, and choose any --kv-cache-dtype "
+                   "that has a form for them",
+                   model)
+             : Status();
+}
+
 Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_kv_calibration(options.model));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(options.model));
   NIBBLE_ASSIGN_OR_RETURN(const CalibrationText text,
                           read_model_text(options.model, config, options.text));
@@ -371,7 +386,6 @@ Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options) {
   const int64_t rows = std::ssize(text.windows.front());
   NIBBLE_ASSIGN_OR_RETURN(const auto runner,
                           LayerRunner::open(options.model, rows, options.threads));
-  NIBBLE_RETURN_IF_ERROR(runner->refuse_latent_attention());
   const std::string path = kv_sidecar_path(options.model);
   NIBBLE_ASSIGN_OR_RETURN(
       WindowStates states,
@@ -380,6 +394,8 @@ Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options) {
   KvSidecar sidecar;
   NIBBLE_ASSIGN_OR_RETURN(sidecar.layers,
                           KvCalibrator(options, text, *runner, std::move(states)).run());
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader weights, CheckpointReader::open(options.model));
+  sidecar.weights = kv_weights_digest(weights, config);
   sidecar.calibration = Json::object({{"text_xxh3", text.digest},
                                       {"windows", options.text.windows},
                                       {"length", rows},

@@ -28,8 +28,12 @@ struct KvCalibrationOptions {
 /// (kv_sidecar_path()). One layer is in memory; hidden states are in a nameless file there. Neither
 /// the result nor the file depends on the threads. Source of centring: the mean of keys shifts all
 /// scores of a query alike; where there are sinks, whose logits stay, nothing is centred.
-/// Errors: those of read_model_text(), load_model() and write_kv_sidecar(); kCorrupt
-/// naming the layer whose keys, values or results are not finite; kCancelled when stopped.
+/// Errors: those of check_kv_calibration(), read_model_text(), load_model() and write_kv_sidecar();
+/// kCorrupt naming the layer whose keys, values or results are not finite; kCancelled when stopped.
 Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options);
+
+/// kUnsupported, naming the field, for a model with latent attention, whose cached rows are as they
+/// are. Nothing for one that is not known, or cannot be read.
+Status check_kv_calibration(const std::string& model);
 
 }  // namespace nibble

@@ -110,4 +110,12 @@ bool LayerJobs::layer_done(int64_t layer, const ShardStore& store) const {
   return true;
 }
 
+int64_t widest_input(const QuantizePlan& plan, const LayerJobs& jobs) {
+  int64_t widest = 0;
+  for (const size_t job : jobs.all()) {
+    widest = std::max(widest, plan.jobs[job].matrix->k());
+  }
+  return widest;
+}
+
 }  // namespace nibble

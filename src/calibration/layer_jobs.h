@@ -65,4 +65,7 @@ class LayerJobs final {
   std::set<size_t> all_;
 };
 
+/// Columns of the widest of these matrices; 0 without any.
+[[nodiscard]] int64_t widest_input(const QuantizePlan& plan, const LayerJobs& jobs);
+
 }  // namespace nibble

@@ -83,6 +83,7 @@ class ScaleFinder final {
       factors.push_back(std::move(found));
     }
     NIBBLE_LOG(kInfo, "factors: {} of {} products take them", scaled_, sites_);
+    log_experts();
     return factors;
   }
 
@@ -103,6 +104,7 @@ class ScaleFinder final {
         }));
     LayerFactors factors;
     const bool dense = !runner_.has_experts();
+    note_experts(layer);
     const bool turned = dense && runner_.mlp().turn() != 0;  // factors cannot pass that
     runner_.unload();
     const std::pair<Site, std::vector<float>*> wanted[] = {{Site::kQkv, &factors.qkv},
@@ -119,6 +121,34 @@ class ScaleFinder final {
       }
     }
     return factors;
+  }
+
+  /// Remembers the matrices of a layer that take no factors: gate and up of experts read what the
+  /// router reads, and the shared expert, too, and each down has an input of its own.
+  void note_experts(int64_t layer) {
+    const size_t before = of_experts_.size();
+    for (const Site site :
+         {Site::kExpertUp, Site::kExpertDown, Site::kSharedUp, Site::kSharedDown}) {
+      const bool routed = site == Site::kExpertUp || site == Site::kExpertDown;
+      const int64_t experts = routed ? runner_.config().moe.experts : 1;
+      for (int64_t expert = 0; expert < experts; ++expert) {
+        const std::vector<size_t>& jobs = jobs_.of(layer, site, expert);
+        of_experts_.insert(of_experts_.end(), jobs.begin(), jobs.end());
+      }
+    }
+    if (of_experts_.size() > before) {
+      expert_layers_.push_back(layer);
+    }
+  }
+
+  void log_experts() const {
+    if (!of_experts_.empty()) {
+      NIBBLE_LOG(kInfo,
+                 "factors: none for the {} matrices of experts in {} layers, {} to {} ({} and so "
+                 "on): their inputs are the router's, too, or one expert's alone",
+                 of_experts_.size(), expert_layers_.size(), expert_layers_.front(),
+                 expert_layers_.back(), finding_.plan.jobs[of_experts_.front()].name());
+    }
   }
 
   Result<std::vector<float>> search(const std::vector<size_t>& jobs,
@@ -187,6 +217,8 @@ class ScaleFinder final {
   LayerJobs jobs_;
   int64_t sites_ = 0;
   int64_t scaled_ = 0;
+  std::vector<size_t> of_experts_;  // jobs that take no factors
+  std::vector<int64_t> expert_layers_;
 };
 
 }  // namespace

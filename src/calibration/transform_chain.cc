@@ -6,6 +6,8 @@
 
 #include "base/cpu_topology.h"
 #include "base/log.h"
+#include "calibration/calibration_text.h"
+#include "calibration/layer_jobs.h"
 #include "calibration/order_finder.h"
 #include "calibration/scale_finder.h"
 #include "calibration/split_parts.h"
@@ -32,6 +34,7 @@ class Chain final {
 
   Result<std::string> run() {
     std::string model = options_.quantize.source;
+    NIBBLE_RETURN_IF_ERROR(check_text(model));
     for (size_t i = 0; i < options_.transforms.size(); ++i) {
       std::string next = folder_prefix(options_.quantize.destination) + std::to_string(i + 1);
       NIBBLE_RETURN_IF_ERROR(
@@ -47,6 +50,21 @@ class Chain final {
   }
 
  private:
+  /// What calibration would refuse behind the transforms, before any of them is made.
+  [[nodiscard]] Status check_text(const std::string& model) const {
+    if (options_.text.path.empty()) {
+      return {};
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(model));
+    NIBBLE_ASSIGN_OR_RETURN(const Json json, read_config(model));
+    NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
+                            make_plan(reader, json, options_.quantize.plan));
+    NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model));
+    NIBBLE_ASSIGN_OR_RETURN(const CalibrationText text,
+                            read_model_text(model, config, options_.text));
+    return check_tokens(text, options_.text.path, widest_input(plan, LayerJobs(plan, config)));
+  }
+
   Status apply(Transform transform, const std::string& model, const std::string& next) {
     NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(model));
     NIBBLE_ASSIGN_OR_RETURN(const Json json, read_config(model));

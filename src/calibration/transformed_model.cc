@@ -190,7 +190,10 @@ class Transformation final {
   [[nodiscard]] DType dtype_of(const ModelTensor& tensor) const {
     const bool precise = wanted_.precise.contains(tensor.module);
     const auto found = matrices_.find(tensor.module);
-    const bool was_precise = found != matrices_.end() && found->second->format() == "F32";
+    const TensorInfo* vector = reader_->find(tensor.name);
+    const bool was_precise = found != matrices_.end()
+                                 ? found->second->format() == "F32"
+                                 : vector != nullptr && vector->dtype == DType::kF32;
     return precise || was_precise ? DType::kF32 : config_.dtype;
   }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <set>
+#include <span>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -27,6 +28,13 @@ constexpr std::array<std::string_view, 3> kScalesNames = {"block", "class", "bf1
 
 Status bad_field(const std::string& where, std::string_view field, const std::string& what) {
   return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
+}
+
+/// Adds the remedy to what readers of JSON and of tensors say, who do not know it.
+Status with_remedy(const Status& status) {
+  return status.ok() || status.message().ends_with(kRemedy)
+             ? status
+             : make_error(status.code(), "{}; {}", status.message(), kRemedy);
 }
 
 std::string bits_name(size_t site) { return fmt::format("sites.{}.bits", site); }
@@ -95,6 +103,7 @@ class SidecarReader final {
     for (const Json& site : sites->as_array()) {
       NIBBLE_RETURN_IF_ERROR(read_site(site));
     }
+    NIBBLE_RETURN_IF_ERROR(check_rest());
     return std::move(out_);
   }
 
@@ -133,11 +142,25 @@ class SidecarReader final {
     return sound.with_context(here);
   }
 
+  /// Refuses tensors that no site reads, such as the order of inputs beside another `permute`.
+  [[nodiscard]] Status check_rest() const {
+    for (const TensorInfo* tensor : tensors_.tensors()) {
+      if (!read_.contains(tensor)) {
+        return bad_field(
+            where_, "sites",
+            fmt::format("no site reads {} where permute is \"{}\"", tensors_.where(*tensor),
+                        kPermuteNames.at(static_cast<size_t>(out_.permute))));
+      }
+    }
+    return {};
+  }
+
   Status read_bits(const std::string& here,
                    const std::string& name,
                    int64_t k,
-                   FmpqSidecar::Site& site) const {
+                   FmpqSidecar::Site& site) {
     NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* tensor, tensors_.require(name));
+    read_.insert(tensor);
     if (k < 1 || k % out_.block != 0) {
       return bad_field(here, "inputs",
                        fmt::format("{} is no multiple of the block {}", k, out_.block));
@@ -156,11 +179,12 @@ class SidecarReader final {
   Status read_columns(const std::string& here,
                       const std::string& name,
                       int64_t k,
-                      FmpqSidecar::Site& site) const {
+                      FmpqSidecar::Site& site) {
     const TensorInfo* tensor = tensors_.find(name);
     if (tensor == nullptr) {
       return {};  // the inputs of this site are not gathered
     }
+    read_.insert(tensor);
     if (tensor->dtype != DType::kI32 || tensor->shape != std::vector<int64_t>{k}) {
       return bad_field(tensors_.where(*tensor), "columns",
                        fmt::format("is {} {}, but {} has {} inputs: expected I32",
@@ -176,7 +200,8 @@ class SidecarReader final {
   const CheckpointReader& tensors_;
   std::string where_;
   FmpqSidecar out_;
-  std::set<std::string> names_;  // of all modules so far
+  std::set<std::string> names_;       // of all modules so far
+  std::set<const TensorInfo*> read_;  // by a site
 };
 
 Status check_permutation(const std::vector<int32_t>& columns) {
@@ -270,6 +295,16 @@ Result<bool> announces_fmpq(const Json& config) {
     return make_error(StatusCode::kCorrupt, "config.json: field {}: is no object",
                       kFmpqConfigField);
   }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string file,
+                          JsonReader(*field, fmt::format("config.json: field {}", kFmpqConfigField))
+                              .optional_string("file", std::string(kFmpqSidecarName)));
+  if (file != kFmpqSidecarName) {
+    return make_error(StatusCode::kUnsupported,
+                      "config.json: field {}: names the file \"{}\", but this build reads {}: give "
+                      "both files of the sidecar their names, or take the config.json that was "
+                      "written with them",
+                      kFmpqConfigField, file, kFmpqSidecarName);
+  }
   return true;
 }
 
@@ -295,7 +330,22 @@ Status check_fmpq_site(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site
   return site.split && sidecar.parts > 1 ? check_parts(sidecar, site) : Status();
 }
 
-Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const CheckpointReader& weights) {
+namespace {
+
+/// Files of before there was the field have none.
+Status check_tensors_digest(const JsonReader& reader, std::span<const std::byte> file) {
+  constexpr std::string_view kField = "tensors_xxh64";
+  const std::string digest = bytes_digest(file);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string stored, reader.optional_string(kField, digest));
+  return stored == digest
+             ? Status()
+             : bad_field(reader.where(), kField,
+                         fmt::format("{} is not the file that was written with this one: is {}, "
+                                     "but the file has {}",
+                                     kFmpqTensorsName, stored, digest));
+}
+
+Result<FmpqSidecar> read_both(const std::string& folder, const CheckpointReader& weights) {
   const std::string where(kFmpqSidecarName);
   NIBBLE_ASSIGN_OR_RETURN(const std::string text,
                           read_text(fmt::format("{}/{}", folder, kFmpqSidecarName)));
@@ -314,7 +364,9 @@ Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const Checkpoin
   if (!file_exists(tensors_path)) {
     return read_text(tensors_path).status();
   }
+  NIBBLE_ASSIGN_OR_RETURN(const MappedFile tensors_file, MappedFile::open(tensors_path));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader tensors, CheckpointReader::open(tensors_path));
+  NIBBLE_RETURN_IF_ERROR(check_tensors_digest(reader, tensors_file.bytes()));
   NIBBLE_ASSIGN_OR_RETURN(FmpqSidecar sidecar, SidecarReader(*json, tensors, where).read());
   NIBBLE_ASSIGN_OR_RETURN(const std::string stored, reader.required_string("weights_xxh64"));
   const auto digest = weights_digest(weights, modules_of(sidecar));
@@ -328,6 +380,13 @@ Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const Checkpoin
         fmt::format("belongs to other weights: is {}, but these have {}", stored, *digest));
   }
   return sidecar;
+}
+
+}  // namespace
+
+Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const CheckpointReader& weights) {
+  auto sidecar = read_both(folder, weights);
+  return sidecar.ok() ? std::move(sidecar) : with_remedy(sidecar.status());
 }
 
 std::string describe(const FmpqSidecar& sidecar, const CheckpointReader& weights) {
@@ -425,6 +484,7 @@ Status write_fmpq_sidecar(const FmpqSidecar& sidecar,
                           const std::string& folder) {
   NIBBLE_RETURN_IF_ERROR(check_sidecar(sidecar));
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, weights_digest(weights, modules_of(sidecar)));
+  const std::string tensors = tensors_text(sidecar);
   JsonArray sites;
   std::ranges::transform(sidecar.sites, std::back_inserter(sites), site_json);
   const bool wide = sidecar.scales == BlockScales::kWide;
@@ -437,6 +497,7 @@ Status write_fmpq_sidecar(const FmpqSidecar& sidecar,
                     wide ? JsonObject::Member{"bf16_share", sidecar.share_of_bits(16, weights)}
                          : JsonObject::Member{"a4_share", sidecar.share_of_bits(4, weights)},
                     {"weights_xxh64", digest},
+                    {"tensors_xxh64", bytes_digest(std::as_bytes(std::span(tensors)))},
                     {"calibration", sidecar.calibration},
                     {"kv", sidecar.kv},
                     {"sites", std::move(sites)}});
@@ -444,8 +505,7 @@ Status write_fmpq_sidecar(const FmpqSidecar& sidecar,
   if (!file_exists(index)) {
     NIBBLE_RETURN_IF_ERROR(replace_file(index, index_text(weights)));
   }
-  NIBBLE_RETURN_IF_ERROR(
-      replace_file(fmt::format("{}/{}", folder, kFmpqTensorsName), tensors_text(sidecar)));
+  NIBBLE_RETURN_IF_ERROR(replace_file(fmt::format("{}/{}", folder, kFmpqTensorsName), tensors));
   NIBBLE_RETURN_IF_ERROR(
       replace_file(fmt::format("{}/{}", folder, kFmpqSidecarName), json.dump_pretty() + "\n"));
   return sync_directory(folder);

@@ -62,14 +62,15 @@ struct FmpqSidecar {
   [[nodiscard]] double share_of_bits(uint8_t bits, const CheckpointReader& weights) const;
 };
 
-/// Whether config.json announces a sidecar. kCorrupt for a field of another type.
+/// Whether config.json announces a sidecar. kCorrupt for a field of another type, kUnsupported for
+/// a sidecar of another name.
 Result<bool> announces_fmpq(const Json& config);
 /// The field of config.json that does.
 [[nodiscard]] Json fmpq_config_json(const FmpqSidecar& sidecar);
 
-/// Reads both files of a folder. Errors name file and field: kNotFound for a file that is missing;
-/// kUnsupported for another version; kCorrupt for what is missing, of another type, contradictory,
-/// or belongs to other weights than these.
+/// Reads both files of a folder. Errors name file and field, and say what to do: kNotFound for a
+/// file that is missing; kUnsupported for another version; kCorrupt for what is missing, of another
+/// type, contradictory, not of one calibration, or belongs to other weights than these.
 Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const CheckpointReader& weights);
 
 /// Writes both for the weights of the same folder, each in one step, durably. Where the weights are

@@ -165,6 +165,36 @@ TEST_F(FmpqSidecarFile, MissingFilesAreNamed) {
   EXPECT_THAT(read().message(), HasSubstr("nibble_fmpq.safetensors: is missing"));
 }
 
+TEST_F(FmpqSidecarFile, TensorsOfAnotherCalibrationAreRefused) {
+  ASSERT_TRUE(write_fmpq_sidecar(sidecar(), weights(), folder()).ok());
+  const std::string json = read_file(path(kFmpqSidecarName)).value();
+  FmpqSidecar other = sidecar();
+  std::swap(other.sites[1].precision.bits.front(), other.sites[1].precision.bits.back());
+  ASSERT_TRUE(write_fmpq_sidecar(other, weights(), folder()).ok());
+  std::ofstream(path(kFmpqSidecarName)) << json;
+  EXPECT_EQ(read().code(), StatusCode::kCorrupt);
+  EXPECT_THAT(read().message(), HasSubstr("field tensors_xxh64: nibble_fmpq.safetensors is not"));
+  EXPECT_THAT(read().message(), HasSubstr("or run it with --ignore-fmpq"));
+  // A file of before there was the field.
+  const size_t at = json.find("\"tensors_xxh64\"");
+  std::ofstream(path(kFmpqSidecarName))
+      << json.substr(0, at) << json.substr(json.find("\"calibration\""));
+  EXPECT_TRUE(read().ok()) << read().message();
+}
+
+TEST_F(FmpqSidecarFile, EveryRefusalSaysWhatToDo) {
+  const auto remedy = HasSubstr("or run it with --ignore-fmpq");
+  EXPECT_THAT(read_changed("\"block\": 32", "\"block\": \"32\""), remedy);
+  EXPECT_THAT(read_changed("\"weights_xxh64\"", "\"weights\""), remedy);
+  const std::string tensors = read_file(path(kFmpqTensorsName)).value();
+  for (const size_t size : {size_t{0}, size_t{5}, size_t{40}, tensors.size() - 1}) {
+    std::ofstream(path(kFmpqTensorsName)) << tensors.substr(0, size);
+    EXPECT_FALSE(read().ok());
+    EXPECT_THAT(read().message(), HasSubstr(std::string(kFmpqTensorsName)));
+    EXPECT_THAT(read().message(), remedy);
+  }
+}
+
 // Of routed experts, whose products take a part of a step's rows.
 TEST_F(FmpqSidecarFile, RowsOfSitesMakeItVersion2) {
   FmpqSidecar written = sidecar();
@@ -228,6 +258,10 @@ TEST_F(FmpqSidecarFile, RefusalsNameTheField) {
   EXPECT_THAT(read_changed("\"b\"", "\"a\""), HasSubstr("a is named twice"));
   EXPECT_THAT(read_changed("\"modules\"", "\"moduls\""), HasSubstr("field modules: is missing"));
   EXPECT_THAT(read_changed("{", "["), HasSubstr("nibble_fmpq.json"));
+  EXPECT_THAT(
+      read_changed("\"gather\"", "\"fold\""),
+      HasSubstr("no site reads nibble_fmpq.safetensors: tensor sites.0.columns where permute "
+                "is \"fold\""));
 }
 
 TEST_F(FmpqSidecarFile, WhatCannotBeIsNotWritten) {
@@ -253,6 +287,9 @@ TEST(FmpqConfig, AnnouncesTheSidecar) {
                   .value());
   EXPECT_EQ(announces_fmpq(Json::parse(R"({"nibble_fmpq":3})").value()).status().code(),
             StatusCode::kCorrupt);
+  EXPECT_EQ(
+      announces_fmpq(Json::parse(R"({"nibble_fmpq":{"file":"a.json"}})").value()).status().code(),
+      StatusCode::kUnsupported);
 }
 
 // Columns of gathered weights are not those of the model: nothing but a product knows them.

@@ -10,8 +10,10 @@
 
 #include <unistd.h>
 
+#include "arch/family.h"
 #include "base/file.h"
 #include "base/json_number.h"
+#include "checkpoint/weights_digest.h"
 #include "gguf/split.h"
 
 namespace nibble {
@@ -20,9 +22,23 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kRemedy = "make it again with nibble calibrate-kv, or remove it";
+constexpr float kMost = 1e9F;  // far above any key or value; sums of products with it stay finite
 
 Status bad_field(const std::string& where, std::string_view field, const std::string& what) {
   return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
+}
+
+/// Adds the remedy to what readers of JSON say, who do not know it.
+Status with_remedy(const Status& status) {
+  return status.ok() || status.message().ends_with(kRemedy)
+             ? status
+             : make_error(status.code(), "{}; {}", status.message(), kRemedy);
+}
+
+/// Null where a member is absent, too.
+const Json* find_member(const Json& json, std::string_view field) {
+  const Json* member = json.find(field);
+  return member == nullptr || member->is_null() ? nullptr : member;
 }
 
 Json json_of(const std::vector<float>& numbers) {
@@ -70,8 +86,8 @@ Result<std::vector<float>> read_numbers(const Json& half,
                                         const Place& place,
                                         std::string_view field) {
   const auto& [where, count] = place;
-  const Json* json = half.find(field);
-  if (json == nullptr || json->is_null()) {
+  const Json* json = find_member(half, field);
+  if (json == nullptr) {
     return std::vector<float>();
   }
   if (!json->is_array()) {
@@ -87,9 +103,10 @@ Result<std::vector<float>> read_numbers(const Json& half,
   for (size_t i = 0; i < numbers.size(); ++i) {
     const bool number = numbers[i].is_number();
     const auto value = number ? static_cast<float>(numbers[i].as_double()) : 0.0F;
-    if (!number || !std::isfinite(value)) {
-      return bad_field(where, fmt::format("{}[{}]", field, i),
-                       "expected a number that F32 holds, got " + numbers[i].dump());
+    if (!number || !(std::abs(value) <= kMost)) {
+      return bad_field(
+          where, fmt::format("{}[{}]", field, i),
+          fmt::format("expected a number of up to {:g}, got {}", kMost, numbers[i].dump()));
     }
     out.push_back(value);
   }
@@ -151,11 +168,11 @@ Result<KvSidecar::Half> read_half(const Json& layer,
   NIBBLE_ASSIGN_OR_RETURN(half.form, read_form(*json, here, "form"));
   NIBBLE_ASSIGN_OR_RETURN(half.mean, read_numbers(*json, here, "mean"));
   NIBBLE_RETURN_IF_ERROR(check_mean(half, half.form, here.where));
-  if (json->find("page_form") != nullptr) {
+  if (find_member(*json, "page_form") != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(half.page_form, read_form(*json, here, "page_form"));
     NIBBLE_RETURN_IF_ERROR(check_mean(half, *half.page_form, here.where));
   }
-  if (const Json* ranges = json->find("ranges")) {
+  if (const Json* ranges = find_member(*json, "ranges")) {
     NIBBLE_ASSIGN_OR_RETURN(half.ranges, read_ranges(*ranges, here));
   }
   return half;
@@ -206,7 +223,54 @@ Status check_sinks(const KvSidecar::Layer& layer, const std::string& where) {
   return {};
 }
 
+Result<KvSidecar> read_sidecar(const Json& json,
+                               const std::string& where,
+                               const KvSidecarShape& shape) {
+  const JsonReader reader(json, where);
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t version, reader.required_int("nibble_kv"));
+  if (version != kKvSidecarVersion) {
+    return make_error(StatusCode::kUnsupported, "{}: field nibble_kv: is version {}, not {}; {}",
+                      where, version, kKvSidecarVersion, kRemedy);
+  }
+  NIBBLE_RETURN_IF_ERROR(check_number(reader, "kv_heads", shape.kv_heads));
+  NIBBLE_RETURN_IF_ERROR(check_number(reader, "head_dim", shape.head_dim));
+  const Json* layers = json.find("layers");
+  if (layers == nullptr || !layers->is_array()) {
+    return bad_field(where, "layers", "is missing, or no array");
+  }
+  if (std::ssize(layers->as_array()) != shape.layers) {
+    return bad_field(where, "layers",
+                     fmt::format("has {} entries, but the model has {} layers",
+                                 layers->as_array().size(), shape.layers));
+  }
+  KvSidecar sidecar;
+  NIBBLE_ASSIGN_OR_RETURN(sidecar.weights, reader.optional_string("weights_xxh64", ""));
+  if (const Json* calibration = json.find("calibration")) {
+    sidecar.calibration = *calibration;
+  }
+  for (const Json& layer : layers->as_array()) {
+    const std::string here = fmt::format("{}: layers[{}]", where, sidecar.layers.size());
+    const int64_t count = shape.kv_heads * shape.head_dim;
+    KvSidecar::Layer& read = sidecar.layers.emplace_back();
+    NIBBLE_ASSIGN_OR_RETURN(read.keys, read_half(layer, here, "keys", count));
+    NIBBLE_ASSIGN_OR_RETURN(read.values, read_half(layer, here, "values", count));
+    if (shape.sinks) {
+      NIBBLE_RETURN_IF_ERROR(check_sinks(read, here));
+    }
+  }
+  return sidecar;
+}
+
 }  // namespace
+
+std::string kv_weights_digest(const CheckpointReader& weights, const ModelConfig& config) {
+  std::vector<std::string> modules;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    modules.push_back(module_name(*config.family, Role::kKey, layer));
+    modules.push_back(module_name(*config.family, Role::kValue, layer));
+  }
+  return modules_digest(weights, modules);
+}
 
 KvSidecarShape kv_sidecar_shape(const ModelConfig& config) {
   return {.layers = config.num_layers,
@@ -224,41 +288,9 @@ Result<KvSidecar> read_kv_sidecar(const std::string& path, const KvSidecarShape&
   const std::string where(file_name(path));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
   const auto json = Json::parse(text);
-  if (!json.ok()) {
-    return make_error(StatusCode::kCorrupt, "{}: {}; {}", where, json.status().message(), kRemedy);
-  }
-  const JsonReader reader(*json, where);
-  NIBBLE_ASSIGN_OR_RETURN(const int64_t version, reader.required_int("nibble_kv"));
-  if (version != kKvSidecarVersion) {
-    return make_error(StatusCode::kUnsupported, "{}: field nibble_kv: is version {}, not {}; {}",
-                      where, version, kKvSidecarVersion, kRemedy);
-  }
-  NIBBLE_RETURN_IF_ERROR(check_number(reader, "kv_heads", shape.kv_heads));
-  NIBBLE_RETURN_IF_ERROR(check_number(reader, "head_dim", shape.head_dim));
-  const Json* layers = json->find("layers");
-  if (layers == nullptr || !layers->is_array()) {
-    return bad_field(where, "layers", "is missing, or no array");
-  }
-  if (std::ssize(layers->as_array()) != shape.layers) {
-    return bad_field(where, "layers",
-                     fmt::format("has {} entries, but the model has {} layers",
-                                 layers->as_array().size(), shape.layers));
-  }
-  KvSidecar sidecar;
-  if (const Json* calibration = json->find("calibration")) {
-    sidecar.calibration = *calibration;
-  }
-  for (const Json& layer : layers->as_array()) {
-    const std::string here = fmt::format("{}: layers[{}]", where, sidecar.layers.size());
-    const int64_t count = shape.kv_heads * shape.head_dim;
-    KvSidecar::Layer& read = sidecar.layers.emplace_back();
-    NIBBLE_ASSIGN_OR_RETURN(read.keys, read_half(layer, here, "keys", count));
-    NIBBLE_ASSIGN_OR_RETURN(read.values, read_half(layer, here, "values", count));
-    if (shape.sinks) {
-      NIBBLE_RETURN_IF_ERROR(check_sinks(read, here));
-    }
-  }
-  return sidecar;
+  auto sidecar = json.ok() ? read_sidecar(*json, where, shape)
+                           : Result<KvSidecar>(json.status().with_context(where));
+  return sidecar.ok() ? std::move(sidecar) : with_remedy(sidecar.status());
 }
 
 Status write_kv_sidecar(const KvSidecar& sidecar,
@@ -269,11 +301,13 @@ Status write_kv_sidecar(const KvSidecar& sidecar,
     layers.push_back(
         Json::object({{"keys", json_of(layer.keys)}, {"values", json_of(layer.values)}}));
   }
-  const Json json = Json::object({{"nibble_kv", kKvSidecarVersion},
-                                  {"kv_heads", shape.kv_heads},
-                                  {"head_dim", shape.head_dim},
-                                  {"calibration", sidecar.calibration},
-                                  {"layers", std::move(layers)}});
+  const Json json =
+      Json::object({{"nibble_kv", kKvSidecarVersion},
+                    {"kv_heads", shape.kv_heads},
+                    {"head_dim", shape.head_dim},
+                    {"weights_xxh64", sidecar.weights.empty() ? Json() : Json(sidecar.weights)},
+                    {"calibration", sidecar.calibration},
+                    {"layers", std::move(layers)}});
   const std::string fresh = fmt::format("{}.tmp-{}", path, ::getpid());
   std::error_code ignored;
   fs::remove(fresh, ignored);

@@ -10,6 +10,7 @@
 #include "arch/config.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "quant/kv_formats.h"
 
 namespace nibble {
@@ -17,7 +18,7 @@ namespace nibble {
 inline constexpr std::string_view kKvSidecarName = "nibble_kv.json";
 inline constexpr int64_t kKvSidecarVersion = 1;
 
-/// What a model must have for a sidecar to be its own.
+/// What a model must have for a sidecar to be its own, whatever its weights.
 struct KvSidecarShape {
   int64_t layers = 0;
   int64_t kv_heads = 0;
@@ -28,13 +29,14 @@ struct KvSidecarShape {
 [[nodiscard]] KvSidecarShape kv_sidecar_shape(const ModelConfig& config);
 
 /// How the keys and values of each layer enter a cache whose format has HeadForm, beside a model:
-///   {"nibble_kv": 1, "kv_heads", "head_dim", "calibration": {...}, "layers": [{"keys": HALF,
-///    "values": HALF}, ...]}
+///   {"nibble_kv": 1, "kv_heads", "head_dim", "weights_xxh64", "calibration": {...},
+///    "layers": [{"keys": HALF, "values": HALF}, ...]}
 ///   HALF: {"form": "plain" | "centred" | "turned" | "centred+turned", "mean": [numbers] or null,
 ///          "page_form": form, "ranges": {"form": "plain" | "turned", "mean": [numbers] or null,
 ///          "step": [numbers]}, "errors": {form: number, ...}}
 /// Forms may be edited by hand: no mean changes what attention computes, only what codes lose. The
-/// page_form, of keys in int4_page, and the ranges, which int4_static needs, may be absent.
+/// page_form, of keys in int4_page, the ranges, which int4_static needs, and the hash of the
+/// weights may be absent or null.
 struct KvSidecar {
   /// Of int4_static: code c of a channel stands for (c - 8) * step + mean.
   struct Ranges {
@@ -57,15 +59,21 @@ struct KvSidecar {
   };
 
   std::vector<Layer> layers;
-  Json calibration;  // which text it is of; null: not known
+  Json calibration;     // which text it is of; null: not known
+  std::string weights;  // kv_weights_digest() of those it is of; empty: not known
 };
+
+/// Tells the weights that make keys and values from others: modules_digest() of all layers'. Empty
+/// where none is stored.
+[[nodiscard]] std::string kv_weights_digest(const CheckpointReader& weights,
+                                            const ModelConfig& config);
 
 /// "FOLDER/nibble_kv.json"; of a GGUF file "FILE.nibble_kv.json", beside it.
 [[nodiscard]] std::string kv_sidecar_path(const std::string& model);
 
-/// kCorrupt naming file and field for what is missing, of a wrong type or size, unknown, or not
-/// finite; kUnsupported for another version, and for centred forms or means of ranges beside
-/// sinks; kIo.
+/// kCorrupt naming file and field, and saying what to do, for what is missing, of a wrong type or
+/// size, unknown, or far above any key or value; kUnsupported for another version, and for centred
+/// forms or means of ranges beside sinks; kIo.
 Result<KvSidecar> read_kv_sidecar(const std::string& path, const KvSidecarShape& shape);
 
 /// Replaces the file in one step, durably.

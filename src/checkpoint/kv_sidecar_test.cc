@@ -58,6 +58,7 @@ class KvSidecarFile : public testing::Test {
     out.layers[1].keys.ranges = {.turned = true, .mean = {1, 2, 3, 4, 5, 6.25F}, .step = kSteps};
     out.layers[1].values.ranges = {.step = kSteps};
     out.calibration = Json::object({{"tokens", 7}});
+    out.weights = "0123";
     return out;
   }
 
@@ -89,6 +90,7 @@ TEST_F(KvSidecarFile, IsReadAsItWasWritten) {
   }
   EXPECT_FALSE(has_ranges(*read));  // the first layer has none
   EXPECT_EQ(read->calibration.find("tokens")->as_int(), 7);
+  EXPECT_EQ(read->weights, "0123");
   EXPECT_EQ(std::distance(fs::directory_iterator(root_), {}), 1);  // no temporary file stays
   EXPECT_EQ(describe(*read),
             "keys plain in 1 layer, centred+turned in 1; values centred in 1 layer, turned in 1");
@@ -100,6 +102,7 @@ TEST_F(KvSidecarFile, IsRefusedByFileAndField) {
     EXPECT_FALSE(status.ok()) << to;
     EXPECT_THAT(status.message(), HasSubstr("nibble_kv.json"));
     EXPECT_THAT(status.message(), HasSubstr(words));
+    EXPECT_THAT(status.message(), HasSubstr("; make it again with nibble calibrate-kv, or remove"));
     return status.code();
   };
   EXPECT_EQ(refused("\"nibble_kv\":1", "\"nibble_kv\":2", "field nibble_kv: is version 2, not 1"),
@@ -114,7 +117,11 @@ TEST_F(KvSidecarFile, IsRefusedByFileAndField) {
   refused("0.1,", "", "layers[0]: keys: field mean: has 5 numbers");
   refused("0.1,", "\"0.1\",", "layers[0]: keys: field mean[0]");
   refused("0.1,", "1e39,", "layers[0]: keys: field mean[0]");
+  refused("0.1,", "2e9,", "layers[0]: keys: field mean[0]: expected a number of up to 1e+09");
   refused("0.1,", "NaN,", "nibble_kv.json");
+  refused("\"kv_heads\":2", "\"kv_heads\":9223372036854775808", "which is too large");
+  refused("\"kv_heads\":2", "\"kv_heads\":2.0", "\"kv_heads\": expected an integer");
+  refused("\"weights_xxh64\":\"0123\"", "\"weights_xxh64\":1", "expected a string");
   refused("\"form\":\"turned\"", "\"form\":\"centred\"",
           "layers[0]: values: field mean: is missing, which the form centred needs");
   refused("\"page_form\":\"turned\"", "\"page_form\":\"x\"",
@@ -129,6 +136,15 @@ TEST_F(KvSidecarFile, IsRefusedByFileAndField) {
   ASSERT_TRUE(write_kv_sidecar(sidecar(), kShape, path()).ok());
   EXPECT_THAT(read_kv_sidecar(path(), longer).status().message(),
               HasSubstr("field layers: has 2 entries, but the model has 3 layers"));
+}
+
+TEST_F(KvSidecarFile, WhatMayBeAbsentMayBeNull) {
+  for (const auto& [from, to] :
+       {std::pair<std::string, std::string>{"\"page_form\":\"turned\"", "\"page_form\":null"},
+        {"\"weights_xxh64\":\"0123\"", "\"weights_xxh64\":null"}}) {
+    const Status status = read_changed(from, to);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
 }
 
 TEST_F(KvSidecarFile, NothingIsCentredBesideSinks) {

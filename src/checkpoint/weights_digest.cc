@@ -25,6 +25,26 @@ void add_ends(std::span<const std::byte> data, XXH64_state_t* state) {
 
 }  // namespace
 
+std::string modules_digest(const CheckpointReader& weights, std::span<const std::string> modules) {
+  const std::unique_ptr<XXH64_state_t, FreeState> state(XXH64_createState());
+  XXH64_reset(state.get(), 0);
+  bool any = false;
+  for (const std::string& module : modules) {
+    for (const std::string_view suffix : {".weight", ".weight_packed", ".qweight"}) {
+      if (const TensorInfo* tensor = weights.find(module + std::string(suffix))) {
+        XXH64_update(state.get(), tensor->name.data(), tensor->name.size());
+        add_ends(tensor->data, state.get());
+        any = true;
+      }
+    }
+  }
+  return any ? fmt::format("{:016x}", XXH64_digest(state.get())) : std::string();
+}
+
+std::string bytes_digest(std::span<const std::byte> bytes) {
+  return fmt::format("{:016x}", XXH64(bytes.data(), bytes.size(), 0));
+}
+
 Result<std::string> weights_digest(const CheckpointReader& weights,
                                    std::span<const std::string> modules) {
   const std::unique_ptr<XXH64_state_t, FreeState> state(XXH64_createState());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 
@@ -13,5 +14,13 @@ namespace nibble {
 /// each of these modules. kNotFound naming a tensor that is not there.
 Result<std::string> weights_digest(const CheckpointReader& weights,
                                    std::span<const std::string> modules);
+
+/// The same of modules in any form: of "weight", "weight_packed" or "qweight" of each, whichever is
+/// stored. Empty where none is.
+[[nodiscard]] std::string modules_digest(const CheckpointReader& weights,
+                                         std::span<const std::string> modules);
+
+/// XXH64 with seed 0 of all bytes, 16 hexadecimal digits.
+[[nodiscard]] std::string bytes_digest(std::span<const std::byte> bytes);
 
 }  // namespace nibble

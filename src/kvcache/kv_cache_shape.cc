@@ -126,11 +126,12 @@ Status check_latent(const KvSpec& spec) {
   if (!spec.latent || kv_format(spec.code).latent.kept) {
     return {};
   }
-  return make_error(StatusCode::kUnsupported,
-                    "a {} cache has no form for latent attention: it keeps parameters of channels "
-                    "of keys and values, but a row of a latent is both at once; choose "
-                    "--kv-cache-dtype {}",
-                    kv_code_name(spec.code), latent_code_names());
+  return make_error(
+      StatusCode::kUnsupported,
+      "--kv-cache-dtype {} has no form for latent attention: it keeps parameters of channels "
+      "of keys and values, but a row of a latent is both at once; choose "
+      "--kv-cache-dtype {}",
+      kv_code_name(spec.code), latent_code_names());
 }
 
 }  // namespace

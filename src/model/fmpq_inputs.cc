@@ -22,6 +22,29 @@ Result<bool> announced_beside(const CheckpointReader& weights) {
                      : Result<bool>(config.status().with_context("config.json"));
 }
 
+void warn_of_unannounced(const CheckpointReader& weights) {
+  if (file_exists(fmt::format("{}/{}", weights.path(), kFmpqSidecarName))) {
+    NIBBLE_LOG(kWarning,
+               "{}: {} is there, but config.json has no field {}, so that it is not read and "
+               "activations stay as they are; take the config.json that was written with it",
+               weights.path(), kFmpqSidecarName, kFmpqConfigField);
+  }
+}
+
+/// Whether both files say the same about the order of columns, which no product could tell.
+Status check_permute(const FmpqSidecar& sidecar, const QuantGroup* gathered) {
+  if ((sidecar.permute == FmpqPermute::kGather) == (gathered != nullptr)) {
+    return {};
+  }
+  return make_error(
+      StatusCode::kCorrupt,
+      "{}: field permute: says that inputs are {}, but {} says that they are{}; take "
+      "both files from the folder that was written with the weights",
+      kFmpqSidecarName, gathered == nullptr ? "gathered" : "not gathered",
+      gathered == nullptr ? "config.json: quantization_config" : gathered->activations.where,
+      gathered == nullptr ? " not" : "");
+}
+
 ActSpec spec_of(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site, FmpqUse use) {
   ActSpec spec;
   if (!site.columns.empty()) {
@@ -50,6 +73,7 @@ Result<FmpqInputs> FmpqInputs::open(const CheckpointReader& weights,
                       kFmpqConfigField, gathered->activations.where, kFmpqSidecarName);
   }
   if (!announced) {
+    warn_of_unannounced(weights);
     return inputs;
   }
   if (use == FmpqUse::kIgnored && gathered == config.groups.end()) {
@@ -58,6 +82,8 @@ Result<FmpqInputs> FmpqInputs::open(const CheckpointReader& weights,
     return inputs;
   }
   NIBBLE_ASSIGN_OR_RETURN(const FmpqSidecar sidecar, read_fmpq_sidecar(weights.path(), weights));
+  NIBBLE_RETURN_IF_ERROR(
+      check_permute(sidecar, gathered == config.groups.end() ? nullptr : &*gathered));
   NIBBLE_LOG(kInfo, "{}: {}: {}{}", weights.path(), kFmpqSidecarName, describe(sidecar, weights),
              use == FmpqUse::kIgnored ? "; ignored, but for the order of inputs" : "");
   for (const FmpqSidecar::Site& site : sidecar.sites) {

@@ -115,6 +115,21 @@ TEST_F(FmpqInputsTest, IgnoredOrNotAnnouncedNothingIsRead) {
               HasSubstr("field nibble_fmpq is missing, but config.json: group"));
 }
 
+// Columns in another order mean other products, which nothing later would tell.
+TEST_F(FmpqInputsTest, BothFilesMustSayWhetherInputsAreGathered) {
+  EXPECT_THAT(FmpqInputs::open(reader(), {}, FmpqUse::kApplied).status().message(),
+              HasSubstr("field permute: says that inputs are gathered, but config.json"));
+  FmpqSidecar folded = read_fmpq_sidecar(root_.string(), reader()).value();
+  folded.permute = FmpqPermute::kFold;
+  folded.sites[0].columns.clear();
+  ASSERT_TRUE(write_fmpq_sidecar(folded, reader(), root_.string()).ok());
+  EXPECT_TRUE(FmpqInputs::open(reader(), {}, FmpqUse::kApplied).ok());
+  for (const FmpqUse use : {FmpqUse::kApplied, FmpqUse::kIgnored}) {
+    EXPECT_THAT(FmpqInputs::open(reader(), gathered(), use).status().message(),
+                HasSubstr("not gathered, but config.json: group says that they are;"));
+  }
+}
+
 TEST_F(FmpqInputsTest, RefusesOtherWeights) {
   const auto inputs = FmpqInputs::open(reader(), gathered(), FmpqUse::kApplied).value();
   const auto message = [&](MappedLinear&& linear) {

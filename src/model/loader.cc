@@ -7,6 +7,7 @@
 #include "arch/family.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/kv_sidecar.h"
 #include "model/decoder.h"
 #include "model/layer_loader.h"
@@ -91,13 +92,39 @@ class DecoderLoader final {
     if (!format.turned || !file_exists(path)) {
       return {};
     }
+    if (config_.latent.kv_rank > 0) {
+      NIBBLE_LOG(kWarning,
+                 "{}: is not read: rows of latent attention are neither centred nor turned; remove "
+                 "it",
+                 path);
+      return {};
+    }
     NIBBLE_ASSIGN_OR_RETURN(KvSidecar sidecar, read_kv_sidecar(path, kv_sidecar_shape(config_)));
     if (needed && !has_ranges(sidecar)) {
       return refuse_ranges(path, "has no ranges: it was made before there were any, or edited");
     }
+    NIBBLE_RETURN_IF_ERROR(warn_of_other_weights(sidecar, path));
     NIBBLE_LOG(kInfo, "{}: decides how keys and values enter the {} cache: {}", path,
                kv_code_name(options_.kv_code), describe(sidecar));
     layers_.use(std::move(sidecar), options_.kv_code);
+    return {};
+  }
+
+  /// Those of another model of this shape change no more than what codes lose.
+  [[nodiscard]] Status warn_of_other_weights(const KvSidecar& sidecar,
+                                             const std::string& path) const {
+    if (sidecar.weights.empty() || weights_.total_bytes() == 0) {
+      return {};  // not known, or made weights
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(folder_));
+    const std::string digest = kv_weights_digest(reader, config_);
+    if (digest != sidecar.weights) {
+      NIBBLE_LOG(kWarning,
+                 "{}: field weights_xxh64: is {}, but the model's keys and values are made by {}: "
+                 "means and ranges of other weights lose more, those of another model most; make "
+                 "the file with nibble calibrate-kv {} --calibrate TEXT",
+                 path, sidecar.weights, digest, folder_);
+    }
     return {};
   }
 

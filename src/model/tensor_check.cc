@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "checkpoint/kv_scales.h"
 #include "checkpoint/source_matrix.h"
+#include "model/latent_check.h"
 #include "model/weight_loader.h"
 
 namespace nibble {
@@ -155,6 +156,7 @@ Status check_model_tensors(const std::string& model_dir) {
   NIBBLE_ASSIGN_OR_RETURN(const SourceModel stored, list_source_matrices(reader, json));
   config->family = family_as_stored(
       config->family, [&](std::string_view name) { return reader.find(name) != nullptr; });
+  NIBBLE_RETURN_IF_ERROR(check_latent_tensors(reader, *config));
   return TensorCheck(reader, stored, *config).run();
 }
 

@@ -407,10 +407,21 @@ class Run final {
                                       "continues there",
                                       status.message(), folder.path()));
     }
-    if (code == StatusCode::kCorrupt && options_.share.kind == QuantizeShare::Kind::kWhole) {
+    const bool whole = options_.share.kind == QuantizeShare::Kind::kWhole;
+    if (whole && (code == StatusCode::kCorrupt || holds_nothing(folder))) {
       folder.remove();
     }
     return status;
+  }
+
+  /// Whether nothing in a work folder is worth keeping: a refusal came before the work.
+  static bool holds_nothing(const WorkFolder& folder) {
+    const std::vector<std::string> journals = folder.journals();
+    return !file_exists(fmt::format("{}/{}", folder.path(), kChoiceName)) &&
+           std::ranges::all_of(journals, [&](const std::string& name) {
+             const auto content = read_journal(fmt::format("{}/{}", folder.path(), name));
+             return content.ok() && content->jobs.empty() && content->shards.empty();
+           });
   }
 
   const QuantizeOptions& options_;

@@ -3,7 +3,9 @@
 import json
 import shutil
 
+import pytest
 from cli_tools import EXISTS, INVALID, UNSUPPORTED, fails, json_of, succeeds
+from test_moe import make
 
 MODEL = "models/storyteller"
 TEXT = "tests/data/text/the_black_cat.txt"
@@ -89,6 +91,19 @@ def test_an_online_rotation_is_declared_and_run(tmp_path):
     # Without the declaration the same weights are another model's.
     (again / "config.json").write_text(json.dumps(config))
     assert perplexity(again) > 2 * turned
+
+
+@pytest.mark.parametrize("method", ["smooth", "awq"])
+def test_experts_without_factors_are_named_once(tmp_path, method):
+    model = make(tmp_path / "moe", "qwen2_moe")  # 6 experts in the first of two layers, and a shared one
+    command = ["quantize", model, tmp_path / "out", "--scheme", "w8a16_channel", "--method", method,
+               "--calibrate", TEXT, "--calibration-windows", "2", "--calibration-length", "64"]
+    said = succeeds(*command).stderr
+    assert said.count("factors: none for the 21 matrices of experts in 1 layers, 0 to 0 "
+                      "(model.layers.0.mlp.experts.0.gate_proj and so on)") == 1
+    dense = succeeds("quantize", MODEL, tmp_path / "dense", "--scheme", "w4a8", "--method", method,
+                     *CALIBRATION).stderr
+    assert "products take them" in dense and "of experts" not in dense
 
 
 def test_a_permutation_keeps_the_model(tmp_path):

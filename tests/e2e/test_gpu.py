@@ -607,7 +607,7 @@ class Calibration(Case):
         return out, json.loads(run.stdout)
 
     def divergence(self, model):
-        run = nibble("eval", "kld", MODEL, model, "--text", ROOT / "docs/quantization.md",
+        run = nibble("eval", "kld", MODEL, model, "--text", ROOT / "docs/calibration.md",
                      "--window", 256, "--device", "cuda", "--json")
         self.assertEqual(run.returncode, 0, run.stderr)
         return json.loads(run.stdout)["kld"]

@@ -9,7 +9,7 @@ import pytest
 from cli_tools import (BINARY, CORRUPT, INVALID, NOT_FOUND, ROOT, UNSUPPORTED, fails, json_of,
                        succeeds)
 from test_moe import damaged
-from test_openai import Server
+from test_openai import Server, eventually
 from test_opt import stored
 
 CONFIG = ROOT / "bench/configs/kimi_k25.json"
@@ -351,6 +351,22 @@ def test_the_experiment_of_a_checkpoint_that_is_there(model, tmp_path):
     start = rows[3]
     assert start["first_token_s"] > start["load_s"] > 0
     assert start["peak_bytes"]["all"] > start["peak_bytes"]["RssAnon"] > 0
+
+
+def test_a_checkpoint_goes_where_the_experiment_is_killed(tmp_path):
+    slow = tmp_path / "nibble"
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    slow.chmod(0o755)
+    process = subprocess.Popen([sys.executable, ROOT / "bench/speed/kimi_serving.py", "--nibble", slow,
+                                "--small", "--work", tmp_path / "work"])
+    try:
+        assert eventually(lambda: (tmp_path / "pid").exists())
+        assert list((tmp_path / "work").iterdir())
+        process.terminate()
+        assert process.wait(timeout=30) == 128 + 15
+    finally:
+        process.kill()
+    assert not list((tmp_path / "work").iterdir())
 
 
 def test_the_products_of_a_step_are_told_apart(monkeypatch):

@@ -6,6 +6,10 @@ only. The result is committed: rerun it only to change the seeds.
 import json
 import pathlib
 import struct
+import sys
+
+sys.path.insert(0, "tests/interop")
+from fmpq_files import xxh64  # noqa: E402
 
 CORPUS = pathlib.Path("tests/fuzz/corpus")
 
@@ -36,6 +40,35 @@ def make_safetensors():
          "e": {"dtype": "F8_E4M3", "shape": [0, 5], "data_offsets": [8, 8]}}, bytes(8)))
     write("safetensors", "lies", safetensors(
         {"a": {"dtype": "F16", "shape": [1 << 62, 8], "data_offsets": [0, 16]}}, bytes(16)))
+
+
+def make_sidecars():
+    half = {"form": "centred+turned", "mean": [0.5, -1.0], "errors": {"plain": 0.25}}
+    ranges = {"form": "turned", "mean": [0.0, 1.0], "step": [0.125, 0.0]}
+    for name, layer in (("means", {"keys": half, "values": {"form": "plain", "mean": None}}),
+                        ("ranges", {"keys": {**half, "page_form": "turned", "ranges": ranges},
+                                    "values": {"form": "turned", "ranges": {**ranges, "mean": None}}})):
+        write("sidecars", f"kv_{name}", "k" + json.dumps({
+            "nibble_kv": 1, "kv_heads": 1, "head_dim": 2, "weights_xxh64": "0123456789abcdef",
+            "calibration": {"tokens": 7}, "layers": [layer] * 2}))
+    columns = [*range(31, -1, -1), *range(32, 64)]
+    weights = b"".join(f"{name}.weight_packed".encode() + bytes(64) + f"{name}.weight_scale".encode() +
+                       bytes(8) for name in "ab")  # what the target has
+    for permute in ("none", "gather"):
+        sites = [{"modules": [name], "inputs": 64, "clip": 0.9, "split": name == "a"} for name in "ab"]
+        sites[1]["rows"] = 0.5
+        header, data = {}, b""
+        if permute == "gather":
+            header["sites.0.columns"] = {"dtype": "I32", "shape": [64], "data_offsets": [0, 256]}
+            data = struct.pack("<64i", *columns)
+        for site, bits in enumerate((b"\x08\x08", b"\x04\x08")):
+            header[f"sites.{site}.bits"] = {"dtype": "U8", "shape": [2],
+                                            "data_offsets": [len(data), len(data) + 2]}
+            data += bits
+        text = json.dumps({"nibble_fmpq": 2, "form": "block", "block": 32, "permute": permute, "parts": 2,
+                           "weights_xxh64": f"{xxh64(weights):016x}", "calibration": None, "kv": None,
+                           "sites": sites})
+        write("sidecars", f"blocks_{permute}", b"f" + text.encode() + b"\0" + safetensors(header, data))
 
 
 def gguf_text(text):
@@ -396,5 +429,5 @@ def make_encoder():
 if __name__ == "__main__":
     for make in (make_safetensors, make_gguf, make_gguf_model, make_config, make_quant_config,
                  make_sources, make_tokenizer, make_chat_template, make_answer, make_client,
-                 make_grammar, make_http, make_encoder):
+                 make_grammar, make_http, make_encoder, make_sidecars):
         make()

@@ -139,6 +139,8 @@ def read(model):
             raise ValueError(f"sites[{i}]: a column leaves its part")
     if tensors:
         raise ValueError(f"{sorted(tensors)} belong to no site")
+    if sidecar.get("tensors_xxh64", found := f"{xxh64((model / TENSORS).read_bytes()):016x}") != found:
+        raise ValueError(f"{TENSORS} is of another calibration")
     if sidecar["weights_xxh64"] != digest(model, modules_of(sidecar)):
         raise ValueError("belongs to other weights")
     return sidecar
@@ -168,7 +170,8 @@ def write(model, sidecar):
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     (model / TENSORS).write_bytes(struct.pack("<Q", len(text)) + text + data)
-    stored = dict(sidecar, weights_xxh64=digest(model, modules_of(sidecar)))
+    stored = dict(sidecar, weights_xxh64=digest(model, modules_of(sidecar)),
+                  tensors_xxh64=f"{xxh64((model / TENSORS).read_bytes()):016x}")
     stored["sites"] = [{key: value for key, value in site.items() if key not in ("bits", "columns")}
                        for site in sidecar["sites"]]
     (model / NAME).write_text(json.dumps(stored))

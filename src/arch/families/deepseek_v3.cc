@@ -17,9 +17,23 @@ Status read_router(const JsonReader& reader, RouterForm& router) {
                       "{}: field scoring_func: \"{}\" is not supported, only \"sigmoid\"",
                       reader.where(), scores);
   }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string method,
+                          reader.optional_string("topk_method", "noaux_tc"));
+  if (method != "noaux_tc") {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: field topk_method: \"{}\" is not supported, only \"noaux_tc\"",
+                      reader.where(), method);
+  }
   NIBBLE_ASSIGN_OR_RETURN(router.renormalise, reader.optional_bool("norm_topk_prob", true));
+  constexpr double kLargestFactor = 1e4;  // published models have up to 3
   NIBBLE_ASSIGN_OR_RETURN(const double factor,
                           reader.optional_double("routed_scaling_factor", 1.0));
+  if (!(factor > 0.0 && factor <= kLargestFactor)) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field routed_scaling_factor: {} is not above 0 and at most {}; take it "
+                      "from the published config.json",
+                      reader.where(), factor, kLargestFactor);
+  }
   router.factor = static_cast<float>(factor);
   NIBBLE_ASSIGN_OR_RETURN(const int64_t groups, read_count(reader, "n_group", 1));
   NIBBLE_ASSIGN_OR_RETURN(const int64_t kept, read_count(reader, "topk_group", 1));
