@@ -128,7 +128,11 @@ void BlockErrors::add_costs(const float* w, int64_t n, BlockCosts& costs, Thread
       const float* sums = sums_.data() + (index * kWays + way) * block_ * block_;
       const auto at = static_cast<size_t>(index);
       double& cost = way == kHighWay ? costs.high[at] : costs.low[at].at(static_cast<size_t>(way));
-      cost += tries(way) ? weighed(w + index * block_, n, k_, sums, block_) : kNotTried;
+      if (tries(way)) {
+        cost += weighed(w + index * block_, n, k_, sums, block_);
+      } else {
+        cost = kNotTried;
+      }
     }
   });
 }
