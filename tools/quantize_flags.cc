@@ -220,7 +220,7 @@ Status check_calibration(QuantizeFlags& flags) {
 }
 
 Status QuantizeMethod::prepare(QuantizeFlags& flags) {
-  const Status status = prepare_parts(flags);
+  Status status = prepare_parts(flags);
   clear_if_refused(status);
   return status;
 }

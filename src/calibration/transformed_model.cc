@@ -130,7 +130,7 @@ std::vector<std::byte> stored(const float* x, int64_t count, DType dtype) {
 class Transformation final {
  public:
   explicit Transformation(const TransformedModel& wanted)
-      : wanted_(wanted), pool_(wanted.threads) {}
+      : pool_(wanted.threads), wanted_(wanted) {}
 
   Status run() {
     NIBBLE_ASSIGN_OR_RETURN(config_, load_model_config(wanted_.source));
@@ -157,6 +157,7 @@ class Transformation final {
     }
     const std::vector<ModelTensor> tensors = list_tensors(config_);
     std::vector<TensorPlan> plan;
+    plan.reserve(tensors.size());
     for (const ModelTensor& tensor : tensors) {
       plan.push_back({tensor.name, dtype_of(tensor), tensor.shape, 0});
     }
@@ -259,8 +260,8 @@ class Transformation final {
                              stored(numbers.data(), std::ssize(numbers), dtype_of(tensor)));
   }
 
-  const TransformedModel& wanted_;
   ThreadPool pool_;
+  const TransformedModel& wanted_;
   ModelConfig config_;
   WeightLoader* vectors_ = nullptr;
   const CheckpointReader* reader_ = nullptr;
