@@ -209,7 +209,7 @@ void add_block_flags(CLI::App& command, QuantizeFlags& flags) {
       ->check(CLI::IsMember({32, 64, 128}))
       ->default_str("the scheme's");
   command
-      .add_option("--outlier-share,--a8-share", blocks.outlier_share,
+      .add_option("--a8-share,--outlier-share", blocks.outlier_share,
                   "Share of multiply-adds that may take blocks of the more bits: 8 beside 4 (the "
                   "rest is W4A4), or BF16 beside 8")
       ->check(number_between(0.0, 1.0))
