@@ -111,9 +111,9 @@ TEST(Smoothing, DoesNotDependOnThreads) {
 TEST(Smoothing, ChannelsThatShareAFactorGetOne) {
   ThreadPool pool(2);
   const SmallSite site("w8a8_int8", 60.0F);
-  std::vector<int32_t> halves;
-  for (int32_t i = 0; i < kColumns; ++i) {
-    halves.push_back(i % (kColumns / 2));
+  std::vector<int32_t> halves(kColumns);
+  for (int64_t i = 0; i < kColumns; ++i) {
+    halves[static_cast<size_t>(i)] = static_cast<int32_t>(i % (kColumns / 2));
   }
   const std::vector<float> factors = site.search(FactorRule::kLargest, pool, halves);
   EXPECT_EQ(factors.size(), halves.size() / 2);
