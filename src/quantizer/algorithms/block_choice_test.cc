@@ -155,20 +155,26 @@ TEST(BlockErrors, AreWhatRoundingChangesInOutputs) {
   }
 }
 
+/// Of one row, for an output that adds it up; one block of three is expected to have more bits.
+BlockCosts costs_beside_ones(const std::vector<float>& x, BlockScales scales) {
+  const std::vector<float> w(kColumns, 1);
+  ThreadPool pool(1);
+  BlockErrors errors(kColumns, {.block = kBlock, .scales = scales, .outlier_share = 0.3});
+  errors.add(x.data(), 1, pool);
+  BlockCosts costs;
+  errors.add_costs(w.data(), 1, costs, pool);
+  return costs;
+}
+
+double square(double change) { return change * change; }
+
 // Of three blocks one is expected to have 8 bits: the scale of 4 bits is that of the second
 // largest.
 TEST(BlockErrors, OfClassesHaveOneScaleForARow) {
   std::vector<float> x(kColumns, 0.5F);
   x[0] = 100;
   x[40] = 7;
-  const std::vector<float> w(kColumns, 1);
-  ThreadPool pool(1);
-  BlockErrors errors(kColumns,
-                     {.block = kBlock, .scales = BlockScales::kClass, .outlier_share = 0.3});
-  errors.add(x.data(), 1, pool);
-  BlockCosts costs;
-  errors.add_costs(w.data(), 1, costs, pool);
-  const auto square = [](double change) { return change * change; };
+  const BlockCosts costs = costs_beside_ones(x, BlockScales::kClass);
   // With a scale of 1 halves become 0, as the nearest even number, and 100 becomes 7.
   EXPECT_NEAR(costs.low[0].back(), square(93 + 31 * 0.5), 1e-2);
   EXPECT_NEAR(costs.low[1].back(), square(31 * 0.5), 1e-2);
@@ -185,14 +191,7 @@ TEST(BlockErrors, BesideBf16BlocksOf8BitsHaveOneScaleAndNoClips) {
   x[40] = 127;
   x[41] = 0.25F;
   x[90] = 0.375F;
-  const std::vector<float> w(kColumns, 1);
-  ThreadPool pool(1);
-  BlockErrors errors(kColumns,
-                     {.block = kBlock, .scales = BlockScales::kWide, .outlier_share = 0.3});
-  errors.add(x.data(), 1, pool);
-  BlockCosts costs;
-  errors.add_costs(w.data(), 1, costs, pool);
-  const auto square = [](double change) { return change * change; };
+  const BlockCosts costs = costs_beside_ones(x, BlockScales::kWide);
   EXPECT_NEAR(costs.low[0].back(), square(1000 - 127 + 0.25), 1e-2);  // codes of 127 and 0
   EXPECT_NEAR(costs.low[1].back(), square(0.25), 1e-6);
   EXPECT_NEAR(costs.low[2].back(), square(0.375), 1e-6);
