@@ -58,36 +58,11 @@ cudaError_t launch_few(const dim3& grid, const LatentArgs& args, const LaunchCon
 
 template <typename Form, typename Work>
 cudaError_t launch_many(const dim3& grid, const LatentArgs& args, const LaunchContext& context) {
-  return launch_large(many_latent_sm90<Form, Work>,
-                      {grid, kManyThreads, ManyShared<Form>::kBytes, Work::kBlocks}, context, args);
+  return launch_large(many_latent_sm90<Form, Work>, {grid, kManyThreads, ManyShared<Form>::kBytes},
+                      context, args);
 }
 
-template <typename Form>
-int32_t count_clusters() {
-  const auto kernel = many_latent_sm90<Form, LatentClusterLine>;
-  constexpr int kBytes = ManyShared<Form>::kBytes;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {kClusterBlocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kClusterBlocks * kMostBlocks);
-  config.blockDim = dim3(kManyThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int count = 0;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) !=
-          cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return count;
-}
-
-dim3 blocks_of(const LineForm& form) {
-  return dim3(static_cast<unsigned>(form.blocks * form.of_share));
-}
+dim3 blocks_of(const LineForm& form) { return dim3(static_cast<unsigned>(form.blocks)); }
 
 template <typename Queries>
 cudaError_t make_images(const LineForm& form,
@@ -113,8 +88,7 @@ struct Decode {
   }
   template <typename Form>
   [[nodiscard]] cudaError_t many() const {
-    return behind_images<typename Form::Queries>(
-        form.of_share > 1 ? launch_many<Form, LatentClusterLine> : launch_many<Form, LatentLine>);
+    return behind_images<typename Form::Queries>(launch_many<Form, LatentLine>);
   }
 
  private:
@@ -162,13 +136,6 @@ cudaError_t decode_int4(const Decode& step) {
 }
 
 }  // namespace
-
-int32_t latent_clusters(KvCode code) {
-  static const int32_t of_bf16 = count_clusters<ManyBf16>();
-  static const int32_t of_int8 = count_clusters<ManyCodes<Int8Latents>>();
-  static const int32_t of_fp8 = count_clusters<ManyCodes<Fp8Latents>>();
-  return code == KvCode::kInt8 ? of_int8 : code == KvCode::kFp8 ? of_fp8 : of_bf16;
-}
 
 size_t latent_image_bytes(const LatentShape& shape) {
   const LineForm form = latent_line(shape);

@@ -19,15 +19,12 @@ __device__ __forceinline__ void scale_sums(ManySums& sums, float first, float se
   }
 }
 
-/// Gives a segment's sums of 256 numbers out: in a cluster of kBlocks those that are block
-/// `self`'s.
-template <int kBlocks>
+/// Gives a segment's sums of 256 numbers out.
 __device__ __forceinline__ void give_sums(const LatentArgs& args,
                                           const LatentSegment& segment,
                                           const ManySums& sums,
                                           int row,
                                           int column) {
-  const uint32_t self = kBlocks > 1 ? ptx::cluster_rank() : 0;
   const int32_t queries = segment.queries(args);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -38,21 +35,17 @@ __device__ __forceinline__ void give_sums(const LatentArgs& args,
     if (segment.slot < 0) {
       uint16_t* const out = segment.result(args, query) + column;
 #pragma unroll
-      for (int i = 0; i < kSumChunks; ++i) {
-        if (OwnChunks<kBlocks>::has(i, self)) {
-          *reinterpret_cast<uint32_t*>(out + 8 * i) = ptx::pack_bf16(
-              sums[i / 16][i % 16 * 4 + 2 * r], sums[i / 16][i % 16 * 4 + 2 * r + 1]);
-        }
+      for (int i = 0; i < 32; ++i) {
+        *reinterpret_cast<uint32_t*>(out + 8 * i) =
+            ptx::pack_bf16(sums[i / 16][i % 16 * 4 + 2 * r], sums[i / 16][i % 16 * 4 + 2 * r + 1]);
       }
     } else {
       const int64_t at = int64_t{segment.slot} * args.columns + query;
       float* const out = args.partial_sums + at * kLatentValues + column;
 #pragma unroll
-      for (int i = 0; i < kSumChunks; ++i) {
-        if (OwnChunks<kBlocks>::has(i, self)) {
-          *reinterpret_cast<float2*>(out + 8 * i) =
-              make_float2(sums[i / 16][i % 16 * 4 + 2 * r], sums[i / 16][i % 16 * 4 + 2 * r + 1]);
-        }
+      for (int i = 0; i < 32; ++i) {
+        *reinterpret_cast<float2*>(out + 8 * i) =
+            make_float2(sums[i / 16][i % 16 * 4 + 2 * r], sums[i / 16][i % 16 * 4 + 2 * r + 1]);
       }
     }
   }
@@ -116,9 +109,8 @@ class ManyBf16 {
     const int lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4;
     uint32_t index = 0;
-    [[maybe_unused]] uint32_t number = 0;  // of segments
     ManySums sums;
-    for (Work work(args); work.more(); work.next(args), ++number) {
+    for (Work work(args); work.more(); work.next(args)) {
       const LatentSegment segment = work.segment();
 #pragma unroll
       for (int i = 0; i < 128; ++i) {
@@ -139,10 +131,7 @@ class ManyBf16 {
       const float second = shared.factors[row + 8];
       ptx::group_arrive(weights_empty(0), kWeightThreads);
       scale_sums(sums, first, second);
-      if constexpr (Work::kBlocks > 1) {
-        merge_sums<Work::kBlocks>(shared.exchange, number, half, sums);
-      }
-      give_sums<Work::kBlocks>(args, segment, sums, row, half * 256 + lane % 4 * 2);
+      give_sums(args, segment, sums, row, half * 256 + lane % 4 * 2);
     }
   }
 

@@ -4,7 +4,6 @@
 // queries by a tile's rows and makes weights of the scores; two multiply weights by the tile's
 // first 512 numbers, 256 each, so that the tensor cores have work while weights are made.
 
-#include "backend/cuda/kernels/latent/clusters.cuh"
 #include "backend/cuda/kernels/latent/queries.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
@@ -15,7 +14,6 @@ constexpr int kManyQueries = 64;
 constexpr int kManyThreads = 512;
 constexpr int kManyTokens = 64;  // of a tile
 constexpr uint32_t kManyWeightBytes = kManyQueries * kManyTokens * 2;
-constexpr size_t kMostSharedBytes = 227 * 1024;  // of a block
 
 using ManyScores = float[kManyTokens / 2];
 
@@ -41,7 +39,6 @@ struct ManyShared {
   float* factors;          // [buffers][64] that earlier sums are to be multiplied by
   QueryPlace query_place;  // of coded queries
   float4* tokens;          // [2][64] what the scales of a tile's coded rows mean
-  ClusterExchange exchange;
 
   [[nodiscard]] __device__ uint32_t weights_of(uint32_t buffer) const {
     return weights + buffer * kManyWeightBytes;
@@ -125,7 +122,6 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
   const int row = thread / 32 * 16 + lane / 4;
   uint32_t index = 0;  // of tiles
   uint32_t given = 0;  // weights and last factors
-  uint32_t known = 0;  // of these, the first ones, which have been waited for
   uint32_t taken = 0;  // segments
   const auto publish = [&](const float(&factors)[2]) {
     const uint32_t buffer = given % kBuffers;
@@ -137,18 +133,10 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
     ptx::group_arrive(weights_full(buffer), kWeightThreads);
     ++given;
   };
-  /// The next buffer has been read.
   const auto wait_read = [&] {
-    if (given - known >= kBuffers) {
+    if (given >= kBuffers) {
       ptx::group_sync(weights_empty(given % kBuffers), kWeightThreads);
     }
-  };
-  const auto wait_all_read = [&] {
-    for (uint32_t last = given - known < kBuffers ? known : given - kBuffers; last < given;
-         ++last) {
-      ptx::group_sync(weights_empty(last % kBuffers), kWeightThreads);
-    }
-    known = given;
   };
   for (Work work(args); work.more(); work.next(args), ++taken) {
     const LatentSegment segment = work.segment();
@@ -184,51 +172,44 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
       store_weights<Form>(scores, shared.weights_of(given % kBuffers), row, lane);
       publish(keep);
     };
-    if (Work::kBlocks == 1 || segment.first_tile < segment.end_tile) {
-      ManyScores scores;
-      begin(segment.first_tile, index);
-      for (int32_t tile = segment.first_tile; tile < segment.end_tile - 1; ++tile, ++index) {
-        form.finish(shared, index, thread, scores);
-        if constexpr (Form::kAhead) {
-          begin(tile + 1, index + 1);
-          weigh(tile, scores);
-        } else {
-          weigh(tile, scores);
-          begin(tile + 1, index + 1);
-        }
-      }
+    ManyScores scores;
+    begin(segment.first_tile, index);
+    for (int32_t tile = segment.first_tile; tile < segment.end_tile - 1; ++tile, ++index) {
       form.finish(shared, index, thread, scores);
-      weigh(segment.end_tile - 1, scores);
-      ++index;
+      if constexpr (Form::kAhead) {
+        begin(tile + 1, index + 1);
+        weigh(tile, scores);
+      } else {
+        weigh(tile, scores);
+        begin(tile + 1, index + 1);
+      }
     }
+    form.finish(shared, index, thread, scores);
+    weigh(segment.end_tile - 1, scores);
+    ++index;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.total[r] += __shfl_xor_sync(~0U, rows.total[r], 1);
       rows.total[r] += __shfl_xor_sync(~0U, rows.total[r], 2);
     }
     const bool whole = segment.slot < 0;
-    float keep[2] = {1.0F, 1.0F};
-    if constexpr (Work::kBlocks > 1) {
-      wait_all_read();
-      exchange_tops<Work::kBlocks>(shared.exchange, taken, args.score_factor, rows.top, rows.total,
-                                   keep);
-    } else {
-      wait_read();
-    }
-    const float last[2] = {whole ? keep[0] / rows.total[0] : keep[0],
-                           whole ? keep[1] / rows.total[1] : keep[1]};
+    const float last[2] = {whole ? 1.0F / rows.total[0] : 1.0F,
+                           whole ? 1.0F / rows.total[1] : 1.0F};
+    wait_read();
     publish(last);
-    if (!whole && lane % 4 == 0 && (Work::kBlocks == 1 || ptx::cluster_rank() == 0)) {
+    if (!whole && lane % 4 == 0) {
       float2* const tops = args.partial_tops + int64_t{segment.slot} * args.columns;
       tops[row] = make_float2(rows.top[0], rows.total[0]);
       tops[row + 8] = make_float2(rows.top[1], rows.total[1]);
     }
   }
-  wait_all_read();  // barriers are left as they were found
+  // Barriers are left as they were found.
+  for (uint32_t last = given < kBuffers ? 0 : given - kBuffers; last < given; ++last) {
+    ptx::group_sync(weights_empty(last % kBuffers), kWeightThreads);
+  }
 }
 
-/// Work: LatentLine, LatentClusterLine with clusters of as many blocks, or LatentBlock with a grid
-/// of (items of kPrefillRows rows, blocks of rows).
+/// Work: LatentLine, or LatentBlock with a grid of (items of kPrefillRows rows, blocks of rows).
 template <typename Form, typename Work>
 __global__ __launch_bounds__(kManyThreads,
                              1) void many_latent_sm90(const __grid_constant__ LatentArgs args) {
@@ -240,12 +221,6 @@ __global__ __launch_bounds__(kManyThreads,
   __shared__ __align__(16) float query_scales[kManyQueries];
   __shared__ __align__(8) uint64_t query_barrier;
   __shared__ float4 tokens[Form::kTokenLines];
-  __shared__ __align__(8) uint64_t exchange_barriers[kExchangeBarriers];
-  __shared__ uint4 exchange_tops[Work::kBlocks > 1 ? Work::kBlocks * kExchangeTops : 1];
-  static_assert(OwnChunks<Work::kBlocks>::kBytes <= Form::Ring::kBytes);
-  static_assert(Shared::kBytes + sizeof(barriers) + sizeof(factors) + sizeof(query_scales) +
-                    sizeof(tokens) + sizeof(exchange_tops) + sizeof(exchange_barriers) + 16 <=
-                kMostSharedBytes);
   Shared shared{};
   shared.ring.tiles = ptx::shared_address(memory);
   shared.ring.barriers = ptx::shared_address(barriers);
@@ -256,32 +231,18 @@ __global__ __launch_bounds__(kManyThreads,
   shared.query_place.scales = query_scales;
   shared.query_place.barrier = ptx::shared_address(&query_barrier);
   shared.tokens = tokens;
-  if constexpr (Work::kBlocks > 1) {
-    shared.exchange = {.sums = shared.ring.tiles,
-                       .tops = ptx::shared_address(exchange_tops),
-                       .barriers = ptx::shared_address(exchange_barriers)};
-  }
   if (threadIdx.x == 0) {
     shared.ring.init(8);  // warps that sum
     ptx::barrier_init(shared.query_place.barrier, 1);
-    if constexpr (Work::kBlocks > 1) {
-      init_exchange(shared.exchange);
-    }
     ptx::barrier_init_fence();
   }
   ptx::allow_successor();
-  if constexpr (Work::kBlocks > 1) {
-    ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 3) {
     ptx::registers_release<Form::kFetchRegisters>();
     if (threadIdx.x / 32 == 12) {
-      fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32,
-                          shared.exchange.segment_ended());
+      fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
     }
   } else if (group == 2) {
     Form::take_weigher_registers();
