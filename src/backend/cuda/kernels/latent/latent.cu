@@ -44,8 +44,7 @@ LineForm latent_line(const LatentShape& shape) {
     form.blocks = std::min(device_attribute(cudaDevAttrMultiProcessorCount), kMostBlocks);
     return form;
   }
-  const bool few = shape.heads <= 16 || shape.code == KvCode::kInt4;
-  form.columns = shape.heads <= 8 ? 8 : few ? 16 : 64;
+  form.columns = shape.heads <= 8 ? 8 : shape.heads <= 16 ? 16 : 64;
   form.line_rows = std::clamp(kLineQueries / shape.heads, 1, form.columns < 64 ? 4 : 16);
   form.tile_tokens = 64;
   const int32_t of_each = shape.coded() && form.columns < 64 ? 2 : 1;  // blocks of a multiprocessor

@@ -261,10 +261,11 @@ struct LatentRing {
   uint32_t tiles;  // and behind them the parameters of coded rows
   uint32_t barriers;
 
-  /// By one thread.
-  __device__ void init(uint32_t readers) const {
+  /// By one thread. Readers and writers: how many arrive to say that a part has been read, and
+  /// that a tile has come.
+  __device__ void init(uint32_t readers, uint32_t writers = 1) const {
     for (uint32_t i = 0; i < kBarriers; ++i) {
-      ptx::barrier_init(barriers + 8 * i, i < kSlots ? 1 : readers);
+      ptx::barrier_init(barriers + 8 * i, i < kSlots ? writers : readers);
     }
   }
   [[nodiscard]] __device__ uint32_t tile(uint32_t index) const {

@@ -7,11 +7,11 @@
 #include "backend/cuda/kernels/latent/latent_launch.h"
 #include "backend/cuda/kernels/latent/many_bf16.cuh"
 #include "backend/cuda/kernels/latent/many_codes.cuh"
+#include "backend/cuda/kernels/latent/many_int4.cuh"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int kPrefillInt4 = 16;  // queries of an item of prefill over rows in 4 bits
 constexpr int kImageWarps = 8;
 static_assert(kFewTokens == kManyTokens);
 
@@ -50,10 +50,10 @@ cudaError_t launch_large(void (*kernel)(LatentArgs),
   return status != cudaSuccess ? status : launch(kernel, grid, context, args);
 }
 
-template <typename Form, typename Work = LatentLine>
+template <typename Form>
 cudaError_t launch_few(const dim3& grid, const LatentArgs& args, const LaunchContext& context) {
-  return launch_large(few_latent_sm90<Form, Work>, {grid, kFewThreads, FewShared<Form>::kBytes},
-                      context, args);
+  return launch_large(few_latent_sm90<Form, LatentLine>,
+                      {grid, kFewThreads, FewShared<Form>::kBytes}, context, args);
 }
 
 template <typename Form, typename Work>
@@ -132,7 +132,14 @@ cudaError_t decode_coded(const Decode& step) {
 }
 
 cudaError_t decode_int4(const Decode& step) {
-  return step.form.columns == 8 ? step.few<FewInt4<8>>() : step.few<FewInt4<16>>();
+  switch (step.form.columns) {
+    case 8:
+      return step.few<FewInt4<8>>();
+    case 16:
+      return step.few<FewInt4<16>>();
+    default:
+      return step.many<ManyInt4>();
+  }
 }
 
 }  // namespace
@@ -156,7 +163,7 @@ cudaError_t decode_latent_sm90(const LatentLaunch& launch, const LaunchContext& 
 
 cudaError_t prefill_latent_sm90(const LatentLaunch& launch, const LaunchContext& context) {
   LatentArgs args = latent_args(launch, latent_line(launch.shape));
-  args.columns = launch.shape.code == KvCode::kInt4 ? kPrefillInt4 : kManyQueries;
+  args.columns = kManyQueries;
   args.tile_tokens = kManyTokens;
   args.hint = ptx::CacheHint::kNormal;
   const int64_t blocks = prefill_blocks(launch.step.sequences, launch.step.rows);
@@ -168,7 +175,7 @@ cudaError_t prefill_latent_sm90(const LatentLaunch& launch, const LaunchContext&
     case KvCode::kFp8:
       return launch_many<ManyCodes<Fp8Latents>, LatentBlock>(grid, args, context);
     case KvCode::kInt4:
-      return launch_few<FewInt4<kPrefillInt4>, LatentBlock>(grid, args, context);
+      return launch_many<ManyInt4, LatentBlock>(grid, args, context);
     default:
       return launch_many<ManyBf16, LatentBlock>(grid, args, context);
   }

@@ -14,7 +14,7 @@ constexpr int kCodedBlocks = 4;  // products of 64 numbers of values, of a warpg
 using CodedSums = float[kCodedBlocks][kManyQueries / 2];
 
 template <typename Codes>
-class ManyCodes {
+class ManyCodes : public FetchedAsTheyAre {
  public:
   static constexpr uint32_t kWeightBuffers = 2;
   static constexpr int kTokenLines = 2 * kManyTokens;

@@ -1,8 +1,9 @@
 #pragma once
 
-// Latent attention for items of 64 queries (sm_90a): four warpgroups. One fetches; one multiplies
-// queries by a tile's rows and makes weights of the scores; two multiply weights by the tile's
-// first 512 numbers, 256 each, so that the tensor cores have work while weights are made.
+// Latent attention for items of 64 queries (sm_90a): four warpgroups. One fetches, and widens rows
+// of 4 bits; one multiplies queries by a tile's rows and makes weights of the scores; two multiply
+// weights by the tile's first 512 numbers, 256 each, so that the tensor cores have work while
+// weights are made.
 
 #include "backend/cuda/kernels/latent/queries.cuh"
 #include "backend/cuda/ptx/mma.cuh"
@@ -26,14 +27,16 @@ __device__ __forceinline__ uint32_t weights_full(uint32_t buffer) { return 2 + 2
 /// They have been read.
 __device__ __forceinline__ uint32_t weights_empty(uint32_t buffer) { return 3 + 2 * buffer; }
 
-/// Shared memory of the kernel. Form: how rows are kept (many_bf16.cuh, many_codes.cuh).
+/// Shared memory of the kernel. Form: how rows are kept (many_bf16.cuh, many_codes.cuh,
+/// many_int4.cuh).
 template <typename Form>
 struct ManyShared {
   static constexpr uint32_t kWeightsAt = Form::Ring::kBytes + Form::Queries::kBytes;
-  static constexpr int kBytes =
-      static_cast<int>(kWeightsAt + Form::kWeightBuffers * kManyWeightBytes);
-  static_assert(kWeightsAt % 1024 == 0);
-  typename Form::Ring ring;
+  static constexpr uint32_t kFetchedAt = kWeightsAt + Form::kWeightBuffers * kManyWeightBytes;
+  static constexpr int kBytes = static_cast<int>(kFetchedAt + Form::Fetched::kBytes);
+  static_assert(kWeightsAt % 1024 == 0 && kFetchedAt % 1024 == 0);
+  typename Form::Ring ring;        // of what is multiplied
+  typename Form::Fetched fetched;  // of rows before they are widened
   uint32_t queries;
   uint32_t weights;        // [buffers][64, 64] of 2 bytes of a tile, 128-byte swizzle
   float* factors;          // [buffers][64] that earlier sums are to be multiplied by
@@ -42,6 +45,27 @@ struct ManyShared {
 
   [[nodiscard]] __device__ uint32_t weights_of(uint32_t buffer) const {
     return weights + buffer * kManyWeightBytes;
+  }
+};
+
+/// Of forms that multiply rows as they are fetched.
+struct FetchedAsTheyAre {
+  struct Fetched {
+    static constexpr uint32_t kBytes = 0;
+    static constexpr uint32_t kBarriers = 0;
+    uint32_t tiles;
+    uint32_t barriers;
+    __device__ void init(uint32_t /*readers*/) const {}
+  };
+  static constexpr uint32_t kWriters = 1;  // of a tile
+  static constexpr uint32_t kReaders = 0;  // of a fetched one
+
+  /// The warpgroup that fetches.
+  template <typename Work, typename Shared>
+  static __device__ __forceinline__ void fetch(const LatentArgs& args, const Shared& shared) {
+    if (threadIdx.x / 32 == 12) {
+      fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
+    }
   }
 };
 
@@ -148,10 +172,16 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
     const int32_t always = segment.seen(args, 0);  // what all queries of the item see
     ManyRows rows{{-INFINITY, -INFINITY}, {0.0F, 0.0F}};
     const auto begin = [&](int32_t tile, uint32_t at) {
-      shared.ring.wait_full(at);
-      if ((tile + 1) * kManyTokens > segment.kv_len) {  // values past the end must be finite
-        clear_rows(shared.ring, at, segment.kv_len - tile * kManyTokens, thread);
-        ptx::group_sync(kWeigherBarrier, 128);
+      const int32_t known = segment.kv_len - tile * kManyTokens;
+      if constexpr (Form::Fetched::kBytes > 0) {
+        Form::prepare(shared, at, known, thread);
+        shared.ring.wait_full(at);
+      } else {
+        shared.ring.wait_full(at);
+        if (known < kManyTokens) {  // values past the end must be finite
+          clear_rows(shared.ring, at, known, thread);
+          ptx::group_sync(kWeigherBarrier, 128);
+        }
       }
       form.begin(shared, at, thread);
     };
@@ -216,7 +246,7 @@ __global__ __launch_bounds__(kManyThreads,
 #if __CUDA_ARCH__ >= 900
   using Shared = ManyShared<Form>;
   extern __shared__ __align__(1024) uint8_t memory[];
-  __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
+  __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers + Form::Fetched::kBarriers];
   __shared__ float factors[Form::kWeightBuffers * kManyQueries];
   __shared__ __align__(16) float query_scales[kManyQueries];
   __shared__ __align__(8) uint64_t query_barrier;
@@ -226,13 +256,16 @@ __global__ __launch_bounds__(kManyThreads,
   shared.ring.barriers = ptx::shared_address(barriers);
   shared.queries = shared.ring.tiles + Form::Ring::kBytes;
   shared.weights = shared.ring.tiles + Shared::kWeightsAt;
+  shared.fetched.tiles = shared.ring.tiles + Shared::kFetchedAt;
+  shared.fetched.barriers = shared.ring.barriers + 8 * Form::Ring::kBarriers;
   shared.factors = factors;
   shared.query_place.codes = shared.queries;
   shared.query_place.scales = query_scales;
   shared.query_place.barrier = ptx::shared_address(&query_barrier);
   shared.tokens = tokens;
   if (threadIdx.x == 0) {
-    shared.ring.init(8);  // warps that sum
+    shared.ring.init(8, Form::kWriters);  // warps that sum
+    shared.fetched.init(Form::kReaders);
     ptx::barrier_init(shared.query_place.barrier, 1);
     ptx::barrier_init_fence();
   }
@@ -241,9 +274,7 @@ __global__ __launch_bounds__(kManyThreads,
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 3) {
     ptx::registers_release<Form::kFetchRegisters>();
-    if (threadIdx.x / 32 == 12) {
-      fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
-    }
+    Form::template fetch<Work>(args, shared);
   } else if (group == 2) {
     Form::take_weigher_registers();
     ptx::wait_for_predecessor();
