@@ -595,6 +595,44 @@ class Memory(Case):
 
 
 @needs_gpu
+class StaticRanges(Case):
+    """Numbers far outside of the int4_static cache's ranges."""
+
+    def warned_of(self, run):
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return [int(number) for number in re.findall(
+            r"(\d+) keys and values so far lay far outside of the int4_static", run.stderr)]
+
+    def test_they_are_counted_and_warned_of(self):
+        text = ROOT / "tests/data/text/the_black_cat.txt"
+        model = self.folder / "model"
+        shutil.copytree(MODEL, model)
+        run = nibble("calibrate-kv", model, "--calibrate", text, "--calibration-windows", 2,
+                     "--calibration-length", 64)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        sidecar = json.loads((model / "nibble_kv.json").read_text())
+        for layer in sidecar["layers"]:  # wide enough for anything
+            for half in (layer["keys"], layer["values"]):
+                half["ranges"]["step"] = [1e3] * len(half["ranges"]["step"])
+        cache = ("--device", "cuda", "--kv-cache-dtype", "int4_static", "--json")
+        short = self.folder / "short.txt"
+        short.write_text(text.read_text()[:2000])
+        evaluation = ("eval", "ppl", model, "--text", short, "--window", 128, *cache)
+        (model / "nibble_kv.json").write_text(json.dumps(sidecar))
+        self.assertEqual(self.warned_of(generate(*cache, model=model)), [])
+        self.assertEqual(self.warned_of(nibble(*evaluation)), [])
+        sidecar["layers"][2]["values"]["ranges"]["step"][5] = 1e-9  # but for one channel
+        (model / "nibble_kv.json").write_text(json.dumps(sidecar))
+        run = generate(*cache, model=model)
+        beyond = self.warned_of(run)[0] - json.loads(run.stdout)["prompt_tokens"]
+        self.assertIn(beyond, (0, 1))  # the step behind the prompt's may be under way
+        counts = self.warned_of(nibble(*evaluation))  # which reads logits, and samples nothing
+        print(f"\n  {counts}", file=sys.stderr)
+        self.assertEqual(counts, sorted(counts))
+        self.assertGreater(counts[-1], 100)
+
+
+@needs_gpu
 class Calibration(Case):
     TEXT = ROOT / "tests/data/text/the_black_cat.txt"
     WINDOWS = ("--calibration-windows", 16, "--calibration-length", 128)

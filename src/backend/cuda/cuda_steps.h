@@ -78,6 +78,8 @@ class CudaSteps final {
   void run(const StepPlan& plan, const StepLayers& layers);
   /// Backend::finish_step().
   void finish(std::span<SampledRow> out);
+  /// After a step that ended otherwise, such as by reading its logits: warns of what it counted.
+  void report_ranges() { static_ranges_.report(); }
 
  private:
   friend class CudaStep;

@@ -11,6 +11,12 @@ namespace nibble::cuda {
 /// page-locked memory which kernels write when there is one, and warns of them.
 class StaticRanges final {
  public:
+  StaticRanges() = default;
+  StaticRanges(const StaticRanges&) = delete;
+  StaticRanges& operator=(const StaticRanges&) = delete;
+  /// Warns of what no report() has seen.
+  ~StaticRanges() { report(); }
+
   /// Where kernels count, at an address that recorded steps keep; memory is allocated when it is
   /// first asked for.
   [[nodiscard]] Result<uint32_t*> counter();
