@@ -22,8 +22,12 @@ class StaticRanges final {
   [[nodiscard]] Result<uint32_t*> counter();
   /// Warns of what steps that have ended counted; those still under way may be among them.
   void report();
+  /// What was counted until now is nobody's: it is not warned of.
+  void forget();
 
  private:
+  [[nodiscard]] uint32_t counted() const;
+
   DeviceBuffer memory_;
   uint32_t reported_ = 0;
   RangeReport warnings_;

@@ -221,6 +221,12 @@ TEST(StaticRanges, WhatWasCountedIsWarnedOf) {
   *counter += 4;
   EXPECT_THAT(said([&] { ranges->report(); }), HasSubstr(" 13 keys and values so far"));
   EXPECT_EQ(said([&] { ranges->report(); }), "");
+  *counter += 500;
+  EXPECT_EQ(said([&] {
+              ranges->forget();
+              ranges->report();
+            }),
+            "");
   *counter += 90;  // of a step whose results nobody asked for
   EXPECT_THAT(said([&] { ranges.reset(); }), HasSubstr(" 103 keys and values so far"));
 }
