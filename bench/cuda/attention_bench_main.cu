@@ -1,5 +1,6 @@
 // Speed of attention: decode over random caches that do not fit into the L2 cache, as a chain of
-// launches in a CUDA graph; prefill of one long sequence. Usage: attention_bench [decode|prefill].
+// launches in a CUDA graph, of few and many sequences and, as short, of many short ones; prefill of
+// one long sequence. Usage: attention_bench [decode|short|prefill].
 
 #include <algorithm>
 #include <cstdio>
@@ -78,6 +79,13 @@ constexpr Format kFormats[] = {{KvCode::kBf16, "bf16"},
                                {KvCode::kInt4Page, "int4_page"},
                                {KvCode::kInt4Static, "int4_static"}};
 
+struct Sizes {
+  int sequences = 1;
+  int rows = 1;  // of each in the step
+  int tokens = 1;
+  int kv_heads = kKvHeads;
+};
+
 struct Problem {
   AttentionShape shape;
   StepMetadata step;
@@ -93,11 +101,12 @@ struct Problem {
   float* inv_freq = nullptr;
 };
 
-Problem make_problem(const Format& format, int sequences, int q_len, int kv_len) {
+Problem make_problem(const Format& format, const Sizes& sizes) {
+  const auto [sequences, q_len, kv_len, kv_heads] = sizes;
   const KvCode code = format.code;
   Problem p;
   p.shape.form = format.form;
-  p.shape.kv = {code, preferred_page_size(code), kKvHeads, kDim};
+  p.shape.kv = {code, preferred_page_size(code), kv_heads, kDim};
   p.shape.heads = kHeads;
   p.shape.scale = 0.088388F;
   const int page_size = p.shape.kv.page_size;
@@ -130,14 +139,15 @@ Problem make_problem(const Format& format, int sequences, int q_len, int kv_len)
                              p.layer_bytes * static_cast<size_t>(p.layers) / 2, code,
                              kv_tile_bytes(code, kDim), 2 * kv_tile_rows_bytes(code, kDim));
   if (kv_has_residual(code)) {
-    p.layer_residual = table.size() * static_cast<size_t>(page_size * kKvHeads * kDim);
+    p.layer_residual = table.size() * static_cast<size_t>(page_size * kv_heads * kDim);
     const size_t count = p.layer_residual * static_cast<size_t>(p.layers);
     p.residual = allocate<uint16_t>(count);
     fill_kernel<<<1024, 256>>>(p.residual, count, KvCode::kBf16, 1, 1);
   }
   const size_t rows = static_cast<size_t>(p.step.rows);
-  p.qkv = allocate<uint16_t>(rows * (kHeads + 2 * kKvHeads) * kDim);
-  fill_kernel<<<256, 256>>>(p.qkv, rows * (kHeads + 2 * kKvHeads) * kDim, KvCode::kBf16, 1, 1);
+  const size_t width = static_cast<size_t>(kHeads + 2 * kv_heads) * kDim;
+  p.qkv = allocate<uint16_t>(rows * width);
+  fill_kernel<<<256, 256>>>(p.qkv, rows * width, KvCode::kBf16, 1, 1);
   p.out = allocate<uint16_t>(rows * kHeads * kDim);
   p.plan = allocate<uint8_t>(attention_plan_bytes(p.shape, sequences, p.step.rows));
   p.workspace = allocate<uint8_t>(attention_workspace_bytes(p.shape));
@@ -171,7 +181,7 @@ void run_layer(const Problem& p, int layer, bool append, bool prefill, const Lau
       p.residual == nullptr ? nullptr
                             : p.residual + static_cast<size_t>(layer % p.layers) * p.layer_residual,
       p.step.page_table};
-  const int64_t stride = (kHeads + 2 * kKvHeads) * kDim;
+  const int64_t stride = (kHeads + 2 * p.shape.kv.kv_heads) * kDim;
   if (append) {
     RopeAppendLaunch args;
     args.shape = p.shape;
@@ -217,24 +227,22 @@ double time_graph(const Problem& p, int launches, bool append, bool prefill) {
   return median(times) / launches;
 }
 
-// Of int4_page, groups of keys fill in all sequences whose length is a multiple of kChannelTokens.
-void bench_decode() {
-  constexpr int kShapes[][2] = {{1, 1024}, {32, 4096}, {64, 8192}, {1, 131072},
-                                {1, 8192}, {8, 4096},  {32, 4097}, {64, 8193}};
-  std::printf("decode, %d query and %d KV heads x %d\n", kHeads, kKvHeads, kDim);
-  std::printf("%-11s %5s %7s %9s %7s %6s %8s %12s\n", "kv", "batch", "length", "us", "TB/s", "%",
-              "vs bf16", "with append");
-  for (const auto& [batch, length] : kShapes) {
+void bench_decode(const std::vector<Sizes>& cases) {
+  std::printf("decode, %d query heads x %d\n", kHeads, kDim);
+  std::printf("%-11s %5s %7s %5s %9s %7s %6s %8s %12s\n", "kv", "batch", "length", "heads", "us",
+              "TB/s", "%", "vs bf16", "with append");
+  for (const Sizes& sizes : cases) {
     double bf16 = 0.0;
     for (const Format& format : kFormats) {
-      const Problem p = make_problem(format, batch, 1, length);
+      const Problem p = make_problem(format, sizes);
       const double us = time_graph(p, 24, false, false);
       const double with_append = time_graph(p, 24, true, false);
-      const double bytes = static_cast<double>(batch) * length * kKvHeads *
+      const double bytes = static_cast<double>(sizes.sequences) * sizes.tokens * sizes.kv_heads *
                            kv_tile_bytes(format.code, kDim) / kv_tile_tokens(format.code);
       bf16 = bf16 == 0.0 ? us : bf16;
-      std::printf("%-11s %5d %7d %9.2f %7.3f %5.1f%% %8.2f %12.2f\n", format.name, batch, length,
-                  us, bytes / us * 1e-6, bytes / us * 1e8 / kReadCeiling, bf16 / us, with_append);
+      std::printf("%-11s %5d %7d %5d %9.2f %7.3f %5.1f%% %8.2f %12.2f\n", format.name,
+                  sizes.sequences, sizes.tokens, sizes.kv_heads, us, bytes / us * 1e-6,
+                  bytes / us * 1e8 / kReadCeiling, bf16 / us, with_append);
       release(p);
     }
   }
@@ -247,7 +255,7 @@ void bench_prefill() {
               "TFLOPS", "append us");
   for (const auto& [batch, rows, length] : kShapes) {
     for (const Format& format : kFormats) {
-      const Problem p = make_problem(format, batch, rows, length);
+      const Problem p = make_problem(format, {batch, rows, length});
       const double us = time_graph(p, 3, false, true);
       const double both = time_graph(p, 3, true, true);
       const double pairs = static_cast<double>(rows) * length - 0.5 * rows * (rows - 1.0);
@@ -264,8 +272,25 @@ void bench_prefill() {
 
 int main(int count, char** arguments) {
   const std::string which = count > 1 ? arguments[1] : "";
+  // Of int4_page, groups of keys fill in all sequences whose length is a multiple of
+  // kChannelTokens.
   if (which.empty() || which == "decode") {
-    nibble::cuda::bench_decode();
+    nibble::cuda::bench_decode({{1, 1, 1024},
+                                {32, 1, 4096},
+                                {64, 1, 8192},
+                                {1, 1, 131072},
+                                {1, 1, 8192},
+                                {8, 1, 4096},
+                                {32, 1, 4097},
+                                {64, 1, 8193}});
+  }
+  if (which.empty() || which == "short") {
+    nibble::cuda::bench_decode({{1024, 1, 192},
+                                {256, 1, 192},
+                                {256, 1, 512},
+                                {256, 1, 1000},
+                                {512, 1, 192, 32},
+                                {128, 1, 500, 32}});
   }
   if (which.empty() || which == "prefill") {
     nibble::cuda::bench_prefill();

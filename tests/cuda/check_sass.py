@@ -39,6 +39,8 @@ FAMILIES = [
     (r"(few|many)_latent_sm90<.*Fp8Latents", ("QGMMA", "HGMMA", "UBLKCP"), 8),
     # Four addresses are loaded for each tile, which 168 registers do not hold.
     (r"few_latent_sm90<.*FewInt4<16>.*LatentLine", ("HGMMA", "UBLKCP"), 32),
+    # What the end of a segment needs; loops of tiles have none.
+    (r"many_latent_sm90<.*ManyInt4", ("HGMMA", "UBLKCP"), 17),
     (r"(few|many)_latent_sm90<", ("HGMMA", "UBLKCP"), 0),
     (r"warp_latent_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),

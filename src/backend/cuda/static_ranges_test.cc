@@ -169,8 +169,10 @@ TEST(StaticRanges, KnownNumbersAreCounted) {
     steps[9] = 0.0F;
     const DeviceArray<float> value_steps(steps);
     const DeviceArray<float> key_steps(std::vector<float>(steps.size(), 1e3F));
-    counted.test.basis.key_step = key_steps.data();
-    counted.test.basis.value_step = value_steps.data();
+    KvBasis& basis = counted.test.basis;
+    basis.key_step = key_steps.data();
+    basis.value_step = value_steps.data();
+    basis.turns_keys = basis.turns_values = false;  // each number is coded for itself
     for (int token = 0; token < kTokens; ++token) {
       counted.put(token, 0, true, 9, 0.0F);
     }

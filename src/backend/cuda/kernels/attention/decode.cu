@@ -46,6 +46,8 @@ cudaError_t decode(const AttentionLaunch& args,
   const AttentionShape& shape = args.shape;
   DecodeGrid grid = decode_grid(shape);
   grid.short_blocks = short_blocks(shape, args.step);
+  grid.many_items =
+      int64_t{args.step.sequences} * shape.kv.kv_heads * grid.groups >= grid.blocks * kManyItems;
   const auto per_page = static_cast<uint32_t>(shape.kv.page_size / kv_tile_tokens(shape.kv.code));
   DecodeArgs out{paged_args(args)};
   out.append = append;

@@ -5,8 +5,9 @@
 // A block serves one KV head (and up to kColumns of its query heads) of one sequence at a time,
 // along its share of the plan's line of tiles. Its warps take the tiles in turn, each through a
 // ring of its own in shared memory, filled by bulk copies: no barrier among warps until a head is
-// done. Products are transposed: keys (and values) are the 16-row operand, query heads the columns,
-// so little of the matrix unit is spent on heads that do not exist:
+// done. Where items are many and short a warp takes whole ones alone, so that none waits for
+// another. Products are transposed: keys (and values) are the 16-row operand, query heads the
+// columns, so little of the matrix unit is spent on heads that do not exist:
 //   scores [16 tokens, kColumns] = K qT;  sums [head_dim, kColumns] += VT PT
 // Codes become fp16 in registers without arithmetic (attention/fragments.cuh); K's scale and offset
 // are applied to the scores, V's to the weights. Softmax state is per warp; warps are merged
@@ -290,7 +291,26 @@ __device__ __forceinline__ void store_state(DecodeState<Tile, kColumns>& state,
   }
 }
 
-template <typename Tile, int kColumns>
+/// Gives an item out that one warp has seen all of, from its own state in shared memory.
+template <typename Tile>
+__device__ __forceinline__ void give_item(const DecodeArgs& args,
+                                          int64_t first_head,
+                                          int heads,
+                                          const float* sums,
+                                          const float2* tops,
+                                          uint16_t* out) {
+  constexpr int kDim = Tile::kHeadDim;
+  for (int e = static_cast<int>(threadIdx.x) % 32; e < heads * kDim / 4; e += 32) {
+    const int head = e / (kDim / 4);
+    const int d = e % (kDim / 4) * 4;
+    const float2 own = tops[head];
+    const float total = own.y + sink_weight(args, first_head + head, own.x * args.top_factor);
+    const float4 sum = *reinterpret_cast<const float4*>(sums + head * (kDim + 4) + d);
+    store_bf16x4(out + head * kDim + d, quotient4(sum, total));
+  }
+}
+
+template <typename Tile, int kColumns, DecodeItems kItems>
 __global__ __launch_bounds__(kDecodeThreads,
                              2) void decode_kernel(const __grid_constant__ DecodeArgs args) {
   constexpr int kDim = Tile::kHeadDim;
@@ -313,7 +333,7 @@ __global__ __launch_bounds__(kDecodeThreads,
     ptx::wait_for_predecessor();  // a grid that has ended tells its successor that all before have
     return;
   }
-  const auto [begin, end, blocks, total] = share;
+  const auto [begin, end, blocks, total, planned_alone] = share;
   if (lane == 0) {
     for (int i = 0; i < args.stages; ++i) {
       ptx::barrier_init(ptx::shared_address(barriers + warp * 4 + i), 1);
@@ -321,17 +341,19 @@ __global__ __launch_bounds__(kDecodeThreads,
     ptx::barrier_init_fence();
   }
   __syncwarp();
-  TileRing<Tile> ring;
+  TileRing<Tile, kItems> ring;
   ring.slots =
       ptx::shared_address(shared) + static_cast<uint32_t>(warp * args.stages * Tile::kBytes);
   ring.barriers = ptx::shared_address(barriers + warp * 4);
   ring.stages = args.stages;
-  ring.remaining = (end - begin - warp + kDecodeWarps - 1) / kDecodeWarps;
-  ring.walker = walker;
+  ring.warp = warp;
+  ring.planned_alone = planned_alone;
+  ring.segments = {walker, begin, end, begin, 0};
+  ShareSegments segments = ring.segments;
+  const bool alone = ring.alone();
+  ring.start(args);
   int filled = 0;
   if (ring.remaining > 0) {
-    ring.walker.advance(args, warp);
-    ring.look_up(args);
     for (; filled < args.stages && !ring.is_fresh(); ++filled) {
       ring.fill(args, lane);
       if (ring.remaining == 0) {
@@ -346,28 +368,35 @@ __global__ __launch_bounds__(kDecodeThreads,
   }
 
   const LaneOffsets offsets = lane_offsets<Tile>(lane);
-  for (int32_t at = begin; at < end;) {
-    const int32_t count = min(walker.sequence.end_tile - walker.at.tile, end - at);
-    const int32_t kv_head = walker.at.item / args.groups;
-    const int32_t first_head = walker.at.item % args.groups * kColumns;
+  for (; segments.more(); segments.next(args)) {
+    const LineWalker& place = segments.walker;
+    const int32_t count = segments.count();
+    const WarpTiles own(segments, alone, warp);
+    const bool one_warp = alone && segments.whole();
+    if (one_warp && own.first >= count) {
+      continue;
+    }
+    const int32_t kv_head = place.at.item / args.groups;
+    const int32_t first_head = place.at.item % args.groups * kColumns;
     const int heads = min(args.ratio - first_head, kColumns);
     const int64_t column = int64_t{kv_head * args.ratio + first_head} * kDim;
-    const int64_t row = walker.sequence.row;
+    const int64_t row = place.sequence.row;
+    uint16_t* const out = args.out + row * args.out_stride + column;
     DecodeQuery<Tile, kColumns> query;
     query.load(args.q + row * args.q_stride + column, heads, lane);
     DecodeState<Tile, kColumns> state;
     state.clear();
-    const int32_t kv_len = walker.sequence.kv_len;
+    const int32_t kv_len = place.sequence.kv_len;
     const int32_t oldest = args.window > 0 ? max(0, kv_len - args.window) : 0;
-    for (int32_t i = (warp - (at - begin)) & (kDecodeWarps - 1); i < count; i += kDecodeWarps) {
-      const int32_t token = (walker.at.tile + i) * Tile::kTokens;
+    for (int32_t i = own.first; i < count; i += own.step) {
+      const int32_t token = (place.at.tile + i) * Tile::kTokens;
       const uint32_t tile = ring.wait();
-      if (!Tile::kChannelKeys || walker.at.tile + i + 1 < walker.sequence.end_tile) {
+      if (!Tile::kChannelKeys || place.at.tile + i + 1 < place.sequence.end_tile) {
         add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
                                          lane, state);
       } else if constexpr (Tile::kChannelKeys) {  // the query's own tile
         add_residual<Tile, kColumns>(
-            args, residual_tile<Tile>(args, walker.at.sequence, walker.at.tile + i, kv_head),
+            args, residual_tile<Tile>(args, place.at.sequence, place.at.tile + i, kv_head),
             args.q + row * args.q_stride + column, heads, tile, oldest - token, kv_len - token,
             offsets, lane, state);
       }
@@ -375,13 +404,19 @@ __global__ __launch_bounds__(kDecodeThreads,
     }
     store_state<Tile, kColumns>(state, heads, args.value_factor, lane, sums + warp * warp_sums,
                                 tops + warp * kColumns);
+    if (one_warp) {
+      __syncwarp();
+      give_item<Tile>(args, column / kDim, heads, sums + warp * warp_sums, tops + warp * kColumns,
+                      out);
+      __syncwarp();  // the state has been read
+      continue;
+    }
     __syncthreads();
 
     // The head is whole if all its tiles are ours.
-    const int32_t head_begin = at - (walker.at.tile - walker.sequence.first_tile);
-    const int32_t head_end = head_begin + walker.sequence.end_tile - walker.sequence.first_tile;
-    const bool whole = head_begin >= begin && head_end <= end;
-    uint16_t* const out = args.out + row * args.out_stride + column;
+    const int32_t head_begin = segments.item_begin();
+    const int32_t head_end = segments.item_end();
+    const bool whole = segments.whole();
     PartialSlots slots{};
     if (!whole) {
       slots.first_block = share_owner(head_begin, blocks, total);
@@ -433,10 +468,6 @@ __global__ __launch_bounds__(kDecodeThreads,
         merge_blocks<kDim, kColumns>(args, slots, column / kDim, heads, sums, out);
       }
     }
-    at += count;
-    if (at < end) {
-      walker.advance(args, count);
-    }
   }
 }
 
@@ -444,7 +475,12 @@ template <KvCode kCode, int kDim, int kColumns>
 cudaError_t launch_decode_kernel(const DecodeArgs& args,
                                  const DecodeGrid& grid,
                                  const LaunchContext& context) {
-  const auto kernel = decode_kernel<KvTile<kCode, kDim>, kColumns>;
+  // What a head's beginning and end cost counts where its tiles are soon read.
+  constexpr bool kMayBeAlone = kColumns == 8 && kDim <= 128 && kCode != KvCode::kBf16;
+  constexpr DecodeItems kMany = kMayBeAlone ? DecodeItems::kAlone : DecodeItems::kOfAllWarps;
+  const auto kernel = grid.many_items
+                          ? decode_kernel<KvTile<kCode, kDim>, kColumns, kMany>
+                          : decode_kernel<KvTile<kCode, kDim>, kColumns, DecodeItems::kOfAllWarps>;
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
   if (status != cudaSuccess) {

@@ -16,6 +16,8 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kThreads = 512;
+// Of many items of so many tokens or fewer, as a mean, a warp has whole ones alone.
+constexpr int32_t kAloneTokens = 512;
 
 struct PlanArgs {
   const int32_t* q_begin;
@@ -66,6 +68,7 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
   const PlanView& plan = args.plan;
   const LineForm& form = args.form;
   int32_t total = 0;
+  int32_t item_total = 0;
   int32_t prefill_total = 0;
   for (int32_t start = 0; start < args.sequences; start += kThreads) {
     const int32_t s = start + static_cast<int32_t>(threadIdx.x);
@@ -84,6 +87,8 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
     const int32_t tiles = (planned.end_tile - planned.first_tile) * items;
     const int32_t begin = total + scan_block(tiles, warp_sums, added);
     total += added;
+    scan_block(tiles > 0 ? items : 0, warp_sums, added);
+    item_total += added;
     const bool none = on_line || planned.kv_len == 0;
     const int32_t blocks = none ? 0 : (rows + kPrefillRows - 1) / kPrefillRows;
     const int32_t prefill = prefill_total + scan_block(blocks, warp_sums, added);
@@ -97,6 +102,8 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
     }
   }
   const int32_t blocks = min(form.blocks, (total + form.least_tiles - 1) / form.least_tiles);
+  const bool alone = item_total >= blocks * kManyItems &&
+                     int64_t{total} * form.tile_tokens <= int64_t{item_total} * kAloneTokens;
   if (threadIdx.x == 0) {
     plan.sequence_begin[args.sequences] = total;
     *plan.prefill_count = prefill_total;
@@ -119,7 +126,7 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
                           share_begin(block + 1, blocks, total),
                           blocks,
                           total,
-                          0,
+                          alone ? 1 : 0,
                           first};
   }
   __threadfence();  // decode reads the plan before it waits

@@ -27,7 +27,7 @@ struct alignas(16) PlannedStart {
   int32_t end;
   int32_t blocks;
   int32_t total;
-  int32_t unused;
+  int32_t alone;  // not 0 if items are many and short, so that each is best one warp's
   PlannedSequence first;
 };
 static_assert(sizeof(PlannedStart) == 48);
@@ -80,7 +80,12 @@ struct DecodeGrid {
   int32_t stages = 0;   // of each warp's ring
   int32_t shared_bytes = 0;
   int32_t short_blocks = 0;  // of attention/decode_short.cuh; 0: the launch is not one of it
+  // Items may be so many that a warp has whole ones alone, if the plan finds them short.
+  bool many_items = false;
 };
+
+/// Items for each block of decode from which on a warp may have whole ones alone.
+constexpr int32_t kManyItems = 6;
 
 /// Blocks that may share a head: their weights take the place of the warps' sums in shared memory.
 [[nodiscard]] constexpr int32_t max_parts(int32_t head_dim) {

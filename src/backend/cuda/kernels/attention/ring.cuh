@@ -38,6 +38,7 @@ struct BlockShare {
   int32_t end;
   int32_t blocks;  // that share the line
   int32_t total;   // length of the line
+  bool alone;      // a warp has a whole item alone; else all warps share each
 };
 
 /// Walks along the line of tiles.
@@ -53,7 +54,7 @@ struct LineWalker {
     const int4 c = __ldcg(from + 2);
     at = {a.x, a.y, a.z};
     sequence = {c.x, c.y, c.z, c.w};
-    return {a.w, b.x, b.y, b.z};
+    return {a.w, b.x, b.y, b.z, b.w != 0};
   }
   /// `count` tiles on. The caller knows that there are so many.
   __device__ void advance(const DecodeArgs& args, int32_t count) {
@@ -78,36 +79,106 @@ struct LineWalker {
   }
 };
 
+/// The segments of a block's share: what it has of one item after the other.
+struct ShareSegments {
+  LineWalker walker;   // where the segment begins
+  int32_t begin, end;  // the share
+  int32_t at;          // the segment's place on the line
+  int32_t number;      // of segments before
+
+  [[nodiscard]] __device__ bool more() const { return at < end; }
+  /// Tiles of the segment.
+  [[nodiscard]] __device__ int32_t count() const {
+    return min(walker.sequence.end_tile - walker.at.tile, end - at);
+  }
+  __device__ void next(const DecodeArgs& args) {
+    const int32_t passed = count();
+    at += passed;
+    ++number;
+    if (more()) {
+      walker.advance(args, passed);
+    }
+  }
+  /// Where the item begins and ends on the line.
+  [[nodiscard]] __device__ int32_t item_begin() const {
+    return at - (walker.at.tile - walker.sequence.first_tile);
+  }
+  [[nodiscard]] __device__ int32_t item_end() const {
+    return item_begin() + walker.sequence.end_tile - walker.sequence.first_tile;
+  }
+  [[nodiscard]] __device__ bool whole() const { return item_begin() >= begin && item_end() <= end; }
+};
+
+/// How warps may take a block's share.
+enum class DecodeItems : uint8_t {
+  kOfAllWarps,
+  kAlone  // whole ones by one warp, where the plan says so
+};
+
+/// The tiles of a segment that a warp takes: first, first + step, ...
+struct WarpTiles {
+  int32_t first;
+  int32_t step;
+
+  /// Whole items are a warp's each where `alone` says so, in turns; all warps share the others.
+  __device__ __forceinline__ WarpTiles(const ShareSegments& segments, bool alone, int32_t warp) {
+    if (alone && segments.whole()) {
+      first = segments.number % kDecodeWarps == warp ? 0 : segments.count();
+      step = 1;
+    } else {
+      first = (warp - (segments.at - segments.begin)) & (kDecodeWarps - 1);
+      step = kDecodeWarps;
+    }
+  }
+};
+
 /// A warp's ring of tiles. The page of the next tile is looked up a step ahead.
-template <typename Tile>
+template <typename Tile, DecodeItems kItems>
 struct TileRing {
   uint32_t slots;     // shared memory of this warp
   uint32_t barriers;  // one per slot
   int32_t stages;
-  int32_t remaining;  // tiles of this warp that are not yet asked for
-  LineWalker walker;
-  int32_t page;
+  int32_t warp;
+  bool planned_alone;      // as BlockShare
+  ShareSegments segments;  // of the next tile; unless alone, its walker is at that tile
+  int32_t index = 0;       // of the next tile in its segment, if alone
+  int32_t remaining = 0;   // tiles of this warp that are not yet asked for; 1 for some, if alone
+  int32_t page = 0;
   int32_t write_slot = 0;
   int32_t read_slot = 0;
   uint32_t parity = 0;
 
-  __device__ int32_t page_of_tile(const DecodeArgs& args) const {
-    return args.tiles_shift >= 0 ? walker.at.tile >> args.tiles_shift
-                                 : walker.at.tile / args.tiles_per_page;
+  [[nodiscard]] __device__ bool alone() const {
+    return kItems == DecodeItems::kAlone && planned_alone;
   }
-  __device__ void look_up(const DecodeArgs& args) {
-    page =
-        __ldg(args.page_table + walker.at.sequence * args.page_table_stride + page_of_tile(args));
+  /// To the warp's first tile.
+  __device__ void start(const DecodeArgs& args) {
+    if (alone()) {
+      remaining = 1;
+      index = WarpTiles(segments, true, warp).first;
+      find(args);
+      return;
+    }
+    remaining = (segments.end - segments.begin - warp + kDecodeWarps - 1) / kDecodeWarps;
+    if (remaining > 0) {
+      segments.walker.advance(args, warp);
+      look_up(args);
+    }
+  }
+  [[nodiscard]] __device__ int32_t tile() const { return segments.walker.at.tile + index; }
+  [[nodiscard]] __device__ int32_t page_of_tile(const DecodeArgs& args) const {
+    return args.tiles_shift >= 0 ? tile() >> args.tiles_shift : tile() / args.tiles_per_page;
   }
   /// The next tile holds tokens of this step.
   [[nodiscard]] __device__ bool is_fresh() const {
-    return walker.at.tile + 1 >= walker.sequence.end_tile;
+    return tile() + 1 >= segments.walker.sequence.end_tile;
   }
   /// Asks for the next tile, if any.
   __device__ void fill(const DecodeArgs& args, int lane) {
     if (remaining > 0) {
-      const int32_t in_page = walker.at.tile - page_of_tile(args) * args.tiles_per_page;
-      const int32_t head = args.groups == 1 ? walker.at.item : walker.at.item / args.groups;
+      const int32_t in_page = tile() - page_of_tile(args) * args.tiles_per_page;
+      const int32_t item = segments.walker.at.item;
+      const int32_t head = args.groups == 1 ? item : item / args.groups;
       const uint8_t* source =
           args.pages + page * args.page_bytes +
           static_cast<int64_t>(head * args.tiles_per_page + in_page) * Tile::kBytes;
@@ -125,10 +196,7 @@ struct TileRing {
       }
 #endif
       write_slot = write_slot + 1 == stages ? 0 : write_slot + 1;
-      if (--remaining > 0) {
-        walker.advance(args, kDecodeWarps);
-        look_up(args);
-      }
+      step(args);
     }
 #if __CUDA_ARCH__ < 900
     ptx::copy_commit();
@@ -156,6 +224,34 @@ struct TileRing {
       parity ^= 1U;
     }
     fill(args, lane);
+  }
+
+ private:
+  __device__ void look_up(const DecodeArgs& args) {
+    page = __ldg(args.page_table + segments.walker.at.sequence * args.page_table_stride +
+                 page_of_tile(args));
+  }
+  /// To the warp's next tile.
+  __device__ void step(const DecodeArgs& args) {
+    if (alone()) {
+      index += WarpTiles(segments, true, warp).step;
+      find(args);
+    } else if (--remaining > 0) {
+      segments.walker.advance(args, kDecodeWarps);
+      look_up(args);
+    }
+  }
+  /// To the tile of the index, or, where the segment has none, to the warp's next one behind it.
+  __device__ void find(const DecodeArgs& args) {
+    while (index >= segments.count()) {
+      segments.next(args);
+      if (!segments.more()) {
+        remaining = 0;
+        return;
+      }
+      index = WarpTiles(segments, true, warp).first;
+    }
+    look_up(args);
   }
 };
 
