@@ -19,6 +19,7 @@
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
 #include "quantizer/quantize.h"
+#include "random_expert_blocks.h"
 #include "synthetic/dummy.h"
 #include "tested_families.h"
 
@@ -115,11 +116,18 @@ class CudaRandomModels : public ::testing::TestWithParam<RandomModel> {
     QuantizeOptions options;
     options.source = folder;
     options.destination = folder.string() + "_quantized";
-    options.plan.rules.scheme = find_scheme(GetParam().scheme).value();
+    const QuantScheme scheme = find_scheme(GetParam().scheme).value();
+    const bool blocks = in_blocks(scheme.act);  // of routed experts alone
+    options.plan.rules.scheme = blocks ? weights_alone(scheme) : scheme;
     options.existing = ExistingOutput::kReplace;
     const auto report = quantize_checkpoint(options);
     ASSERT_TRUE(report.ok()) << report.status().message();
     folder_ = options.destination;
+    if (blocks) {
+      constexpr int kBlock = 32;  // where weights have no groups
+      add_random_expert_blocks(
+          folder_, scheme, scheme.weight.grouped() ? scheme.weight.group_size : kBlock);
+    }
   }
 
   static std::vector<int32_t> tokens(int32_t count, int32_t seed) {
@@ -217,7 +225,10 @@ INSTANTIATE_TEST_SUITE_P(Floats,
                                            RandomModel{"deepseek", kDeepseek, "bf16"},
                                            RandomModel{"deepseek_dense", kDeepseekDense, "bf16"},
                                            RandomModel{"deepseek", kDeepseek, "w8a8_fp8_block"},
-                                           RandomModel{"qwen3_moe", kQwen3Moe, "w8a16_channel"}),
+                                           RandomModel{"qwen3_moe", kQwen3Moe, "w8a16_channel"},
+                                           RandomModel{"qwen3_moe", kQwen3Moe, "w4ax"},
+                                           RandomModel{"qwen2_moe", kQwen2Moe, "w4ax_b32"},
+                                           RandomModel{"qwen3_moe", kQwen3Moe, "w4ax_class"}),
                          [](const auto& info) {
                            return std::string(info.param.name) + "_" + info.param.scheme;
                          });
