@@ -125,8 +125,8 @@ class CudaRandomModels : public ::testing::TestWithParam<RandomModel> {
     folder_ = options.destination;
     if (blocks) {
       constexpr int kBlock = 32;  // where weights have no groups
-      add_random_expert_blocks(
-          folder_, scheme, scheme.weight.grouped() ? scheme.weight.group_size : kBlock);
+      add_random_expert_blocks(folder_, scheme,
+                               scheme.weight.grouped() ? scheme.weight.group_size : kBlock);
     }
   }
 

@@ -354,17 +354,17 @@ void CudaExperts::activate(int64_t slots) {
   const bool fewer = gate_up_.all == nullptr && (experts_ < all_experts_ || filled_up);
   const int32_t* wanted = fewer ? memory_.tile_count.as<int32_t>() + 2 : nullptr;
   const ExpertBlocks blocks = down_.blocks != nullptr ? down_.blocks->view() : ExpertBlocks();
-  must(activation_quantize({.x = memory_.gate_up.as<void>(),
-                            .kind = form_.activation,
-                            .rows = slots,
-                            .n = down_.k,
-                            .out = {down_.act, memory_.x.as<void>(), memory_.x_scales.as<float>(),
-                                    blocks.all},
-                            .limit = form_.limit,
-                            .wanted = wanted,
-                            .each_blocks = blocks.each,
-                            .experts = memory_.expert_of.as<int32_t>()},
-                           {context_.stream}),
+  must(activation_quantize(
+           {.x = memory_.gate_up.as<void>(),
+            .kind = form_.activation,
+            .rows = slots,
+            .n = down_.k,
+            .out = {down_.act, memory_.x.as<void>(), memory_.x_scales.as<float>(), blocks.all},
+            .limit = form_.limit,
+            .wanted = wanted,
+            .each_blocks = blocks.each,
+            .experts = memory_.expert_of.as<int32_t>()},
+           {context_.stream}),
        "activation");
 }
 

@@ -56,10 +56,10 @@ std::vector<float> expected_of(const ReferenceExperts& weights,
 TEST(CudaExperts, OfEverySchemeEqualTheReference) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  for (const char* name : {"bf16", "w8a16_channel", "w4a16_channel", "w4a16_g32", "w4a16_g128",
-                           "w4a16_g32_asym", "mxfp4", "mxfp4_fp8", "w4a8", "w4a8_g64", "w4a8_g128",
-                           "w8a8_int8", "w8a8_fp8", "w8a8_fp8_expert", "w8a8_fp8_block", "w4ax",
-                           "w4ax_b64", "w4ax_b32", "w4ax_class"}) {
+  for (const char* name :
+       {"bf16", "w8a16_channel", "w4a16_channel", "w4a16_g32", "w4a16_g128", "w4a16_g32_asym",
+        "mxfp4", "mxfp4_fp8", "w4a8", "w4a8_g64", "w4a8_g128", "w8a8_int8", "w8a8_fp8",
+        "w8a8_fp8_expert", "w8a8_fp8_block", "w4ax", "w4ax_b64", "w4ax_b32", "w4ax_class"}) {
     const QuantScheme scheme = find_scheme(name).value();
     for (const ExpertsShape& shape : {ExpertsShape{6, 2, 256, 128}, {40, 3, 128, 192}}) {
       SCOPED_TRACE(::testing::Message() << name << " of " << shape.experts);
@@ -87,7 +87,9 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
       // through BF16, the row is rounded by another scale: by a model of these sums, up to 3.5e-2
       // of a single row and 9e-3 of many.
       const bool single_rows_differ = scheme.act == ActFormat::kFp8Token;
-      const double tolerance = single_rows_differ ? 5e-2 : 1e-2;
+      // A code of 4 bits of a row may be the next one: the activation is not the oracle's.
+      const bool few_bits = in_blocks(scheme.act);
+      const double tolerance = single_rows_differ ? 5e-2 : few_bits ? 3e-2 : 1e-2;
       EXPECT_LT(relative_error(whole, expected), single_rows_differ ? 2e-2 : 1e-2);
       for (const int64_t m : testing::row_counts({1, 3, 17, 40, 150}, {3})) {
         const std::vector<float> fewer = run(**experts, x, m, shape.hidden);
@@ -217,8 +219,8 @@ TEST(CudaExperts, CountWhatRowsChoose) {
 }
 
 /// Schemes of each kind of kernel.
-constexpr const char* kKinds[] = {"bf16",       "w8a16_channel", "w4a16_channel", "w4a16_g32",
-                                  "w4a16_g128", "mxfp4",         "mxfp4_fp8",     "w4a8",
+constexpr const char* kKinds[] = {"bf16",       "w8a16_channel", "w4a16_channel",  "w4a16_g32",
+                                  "w4a16_g128", "mxfp4",         "mxfp4_fp8",      "w4a8",
                                   "w8a8_int8",  "w8a8_fp8",      "w8a8_fp8_block", "w4ax",
                                   "w4ax_b32",   "w4ax_class"};
 constexpr ExpertsShape kManyExperts{40, 2, 256, 128};

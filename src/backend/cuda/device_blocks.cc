@@ -151,8 +151,8 @@ Result<std::shared_ptr<const DeviceExpertBlocks>> DeviceExpertBlocks::create(
   if (specs.front().format != ActFormat::kIntBlocks) {
     return std::shared_ptr<const DeviceExpertBlocks>();
   }
-  const bool alike = std::ranges::all_of(
-      specs, [&](const ActSpec& spec) { return spec == specs.front(); });
+  const bool alike =
+      std::ranges::all_of(specs, [&](const ActSpec& spec) { return spec == specs.front(); });
   specs = alike ? specs.first(1) : specs;
   Arrays arrays;
   std::vector<PlacedBlocks> placed;

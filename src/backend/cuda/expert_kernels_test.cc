@@ -341,10 +341,11 @@ TEST(ExpertKernels, RowsAreCopiedWithTheirScales) {
         slot_of[i] = i % 5 == 2 ? kNoSlot : static_cast<int32_t>(slots - 1 - i);
       }
       const int64_t stride = rows + 4, slot_stride = rows * kTopK + 9;
-      const auto scales = random_values(
-          static_cast<size_t>(kScales * (below ? stride : rows)), 45, 1.0F);
+      const auto scales =
+          random_values(static_cast<size_t>(kScales * (below ? stride : rows)), 45, 1.0F);
       std::vector<uint8_t> from(static_cast<size_t>(rows * kRowBytes));
-      std::ranges::generate(from, [i = 0]() mutable { return static_cast<uint8_t>(++i * 7 % 251); });
+      std::ranges::generate(from,
+                            [i = 0]() mutable { return static_cast<uint8_t>(++i * 7 % 251); });
       std::vector<uint8_t> to(slots * kRowBytes, 9);
       std::vector<float> slot_scales(
           static_cast<size_t>(kScales * (below ? slot_stride : rows * kTopK)), 9.0F);

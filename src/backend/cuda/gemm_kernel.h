@@ -66,10 +66,10 @@ struct GroupedLaunch {
   const float* x_scales = nullptr;  // [slots, row_scales()], for the forms that have scales
   // Of kIntBlocks, whose scales lie as int_blocks.h says of so many rows as there are slots.
   const ExpertBlocks* blocks = nullptr;
-  const void* packed = nullptr;     // weights of the first expert, as pack() left them
-  int64_t expert_bytes = 0;         // from one expert's to the next's, a multiple of 128
-  const float* bias = nullptr;      // [experts, n], or none
-  void* y = nullptr;                // [slots, n], or [slots, n / 2] through an activation
+  const void* packed = nullptr;  // weights of the first expert, as pack() left them
+  int64_t expert_bytes = 0;      // from one expert's to the next's, a multiple of 128
+  const float* bias = nullptr;   // [experts, n], or none
+  void* y = nullptr;             // [slots, n], or [slots, n / 2] through an activation
   GemmResult result = GemmResult::kBf16;
   GemmInput::Kind activation = GemmInput::Kind::kPlain;  // of gate and up, where it activates()
   float limit = 0.0F;                                    // of kClampedSwiglu

@@ -213,8 +213,9 @@ __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
     add_counts(args, active, first + count, rows_max);
   }
   if (warp < runs) {
-    walk_run(args, slots, warp, runs, own,
-             [&](int slot, int expert, int at) { place_slot(args, slot, expert, firsts[expert] + at); });
+    walk_run(args, slots, warp, runs, own, [&](int slot, int expert, int at) {
+      place_slot(args, slot, expert, firsts[expert] + at);
+    });
   }
 }
 

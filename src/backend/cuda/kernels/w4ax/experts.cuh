@@ -239,10 +239,9 @@ class W4AxExpertsSums {
 #pragma unroll
       for (int s = 0; s < kCount; s += 2) {
         const uint32_t* word = words_[h] + 2 * (kFirst + s);
-        const uint32_t a[4] = {sm80::w4ax_narrow(word[0], word[1]),
-                               sm80::w4ax_narrow(word[0] >> 4, word[1] >> 4),
-                               sm80::w4ax_narrow(word[2], word[3]),
-                               sm80::w4ax_narrow(word[2] >> 4, word[3] >> 4)};
+        const uint32_t a[4] = {
+            sm80::w4ax_narrow(word[0], word[1]), sm80::w4ax_narrow(word[0] >> 4, word[1] >> 4),
+            sm80::w4ax_narrow(word[2], word[3]), sm80::w4ax_narrow(word[2] >> 4, word[3] >> 4)};
         const uint32_t narrow[2] = {sm80::w4ax_narrow(b[s][0], b[s][1]),
                                     sm80::w4ax_narrow(b[s + 1][0], b[s + 1][1])};
         ptx::warp_mma_s4(d, a, narrow);
@@ -270,8 +269,8 @@ class W4AxExpertsSums {
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {
       const int sub = kSub + i / 2, h = i % 2;
-      w[i / 2][h] = w4ax_scales(ptx::load_shared4(piece() + Form::kCodeBytes + sub * 64 + h * 32 +
-                                                  (lane() >> 2) * 4));
+      w[i / 2][h] = w4ax_scales(
+          ptx::load_shared4(piece() + Form::kCodeBytes + sub * 64 + h * 32 + (lane() >> 2) * 4));
     }
 #pragma unroll
     for (int octet = 0; octet < kOctets; ++octet) {
@@ -381,8 +380,8 @@ __device__ __forceinline__ void W4AxExpertsSums<Form, kTokens>::store(
   const float* bias = args.bias == nullptr ? nullptr : args.bias + int64_t{tile.expert} * args.n;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = static_cast<int>(blockIdx.x) * kExpertChannels + warp * 32 + 16 * h +
-                    2 * (lane() >> 2);
+    const int row =
+        static_cast<int>(blockIdx.x) * kExpertChannels + warp * 32 + 16 * h + 2 * (lane() >> 2);
     if (row >= args.n) {
       continue;
     }
@@ -468,8 +467,8 @@ __device__ __forceinline__ void multiply_expert_tile(const W4AxExpertsArgs& args
 
 /// Block y of the grid begins with tile y of the list.
 template <typename Form, typename Tile>
-__global__ __launch_bounds__(kExpertThreads, Tile::kResident) void w4ax_experts(
-    const W4AxExpertsArgs args) {
+__global__ __launch_bounds__(kExpertThreads,
+                             Tile::kResident) void w4ax_experts(const W4AxExpertsArgs args) {
   extern __shared__ __align__(128) uint8_t stages[];
   const uint32_t shared = ptx::shared_address(stages);
   ptx::wait_for_predecessor();
@@ -478,8 +477,9 @@ __global__ __launch_bounds__(kExpertThreads, Tile::kResident) void w4ax_experts(
       args.tiles != nullptr ? *args.tile_count : (args.m + Tile::kTokens - 1) / Tile::kTokens;
   for (int i = static_cast<int>(blockIdx.y); i < count; i += static_cast<int>(gridDim.y)) {
     const int first = i * Tile::kTokens;
-    const ExpertTile tile =
-        args.tiles != nullptr ? args.tiles[i] : ExpertTile{0, first, min(Tile::kTokens, args.m - first)};
+    const ExpertTile tile = args.tiles != nullptr
+                                ? args.tiles[i]
+                                : ExpertTile{0, first, min(Tile::kTokens, args.m - first)};
     if (tile.rows > 0) {
       multiply_expert_tile<Form, Tile>(args, tile, shared);
       __syncthreads();  // the next tile's copies begin when all have left the last block

@@ -61,8 +61,8 @@ class Layer final {
   [[nodiscard]] const GemmKernel& kernel() const { return *kernel_; }
 
   void check(int tile_rows) {
-    SCOPED_TRACE(::testing::Message() << "n " << shape_.n << " k " << shape_.k << ", tiles of "
-                                      << tile_rows);
+    SCOPED_TRACE(::testing::Message()
+                 << "n " << shape_.n << " k " << shape_.k << ", tiles of " << tile_rows);
     list_tiles(tile_rows);
     make_rows();
     for (const bool biased : {false, true}) {
@@ -127,9 +127,9 @@ class Layer final {
     const auto numbers = weight.scales.as<float>();
     const DeviceArray<uint8_t> codes(std::vector<uint8_t>(bytes, bytes + weight.codes.size()));
     const DeviceArray<float> scales(std::vector<float>(numbers.begin(), numbers.end()));
-    EXPECT_EQ(kernel_->pack(codes.data(), scales.data(), packed_->data() + expert * stride_,
-                            nullptr),
-              cudaSuccess);
+    EXPECT_EQ(
+        kernel_->pack(codes.data(), scales.data(), packed_->data() + expert * stride_, nullptr),
+        cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 
