@@ -120,6 +120,7 @@ class W4AxExperts final : public W4AxPacked {
     own.result = args.result;
     own.tiles = args.tiles;
     own.tile_count = args.tile_count;
+    own.beside = args.beside;
     return start(instance_of(args.tile_rows), args.max_tiles, own, context);
   }
 

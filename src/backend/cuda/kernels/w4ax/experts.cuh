@@ -48,6 +48,7 @@ struct W4AxExpertsArgs {
   GemmResult result = GemmResult::kBf16;
   const ExpertTile* tiles = nullptr;  // null: the tiles of m rows of one matrix
   const int32_t* tile_count = nullptr;
+  bool beside = false;  // GroupedLaunch::beside
   int m = 0, n = 0, k = 0;
   int row_pieces = 0;
   int piece_blocks = 0;  // pieces of 32 rows, those that fill K up too
@@ -471,7 +472,11 @@ __global__ __launch_bounds__(kExpertThreads,
                              Tile::kResident) void w4ax_experts(const W4AxExpertsArgs args) {
   extern __shared__ __align__(128) uint8_t stages[];
   const uint32_t shared = ptx::shared_address(stages);
-  ptx::wait_for_predecessor();
+  // What it is beside began when it had seen all that both read. Whoever waits for this launch
+  // waits for both.
+  if (!args.beside) {
+    ptx::wait_for_predecessor();
+  }
   ptx::allow_successor();
   const int count =
       args.tiles != nullptr ? *args.tile_count : (args.m + Tile::kTokens - 1) / Tile::kTokens;
@@ -484,6 +489,9 @@ __global__ __launch_bounds__(kExpertThreads,
       multiply_expert_tile<Form, Tile>(args, tile, shared);
       __syncthreads();  // the next tile's copies begin when all have left the last block
     }
+  }
+  if (args.beside) {
+    ptx::wait_for_predecessor();
   }
 }
 
