@@ -13,12 +13,15 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int64_t kMostBlocksY = 65535;  // of a grid
-constexpr int32_t kFew = 16;             // rows of an expert that are multiplied apart from others'
+constexpr int32_t kFew = 16;  // rows of an expert that are multiplied apart from others'
+// Blocks of a grid, as a multiple of what multiprocessors hold: a list may have far fewer tiles
+// than it has room for, and blocks without work take time, too.
+constexpr int kRounds = 2;
 
 /// One instance of the kernel.
 struct Instance {
   int tokens = 0;
+  int resident = 0;  // blocks of a multiprocessor
   size_t shared_bytes = 0;
   void (*kernel)(W4AxExpertsArgs args) = nullptr;
 };
@@ -26,6 +29,7 @@ struct Instance {
 template <typename Form, typename Tile>
 constexpr Instance instance() {
   return {.tokens = Tile::kTokens,
+          .resident = Tile::kResident,
           .shared_bytes = size_t{Tile::kStages} * W4AxExpertsStage<Form, Tile>::kBytes,
           .kernel = w4ax_experts<Form, Tile>};
 }
@@ -52,11 +56,12 @@ std::span<const Instance> instances_of(const WeightFormat& weight) {
 
 class W4AxExperts final : public W4AxPacked {
  public:
-  explicit W4AxExperts(const GemmProblem& problem)
-      : W4AxPacked(problem), instances_(instances_of(problem.weight)) {}
+  W4AxExperts(const GemmProblem& problem, const DeviceInfo& device)
+      : W4AxPacked(problem), instances_(instances_of(problem.weight)), sms_(device.sms) {}
 
-  static Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem) {
-    auto experts = std::make_unique<W4AxExperts>(problem);
+  static Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem,
+                                                  const DeviceInfo& device) {
+    auto experts = std::make_unique<W4AxExperts>(problem, device);
     for (const Instance& each : experts->instances_) {
       NIBBLE_RETURN_IF_ERROR(check(cudaFuncSetAttribute(reinterpret_cast<const void*>(each.kernel),
                                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -147,14 +152,17 @@ class W4AxExperts final : public W4AxPacked {
                                   int64_t tiles,
                                   const W4AxExpertsArgs& args,
                                   const LaunchContext& context) const {
-    const Grid grid{.blocks = dim3(static_cast<unsigned>(ceil_div(n(), int64_t{kExpertChannels})),
-                                   static_cast<unsigned>(std::min(tiles, kMostBlocksY))),
+    const int64_t columns = ceil_div(n(), int64_t{kExpertChannels});
+    const int64_t rows = ceil_div(int64_t{kRounds} * of.resident * sms_, columns);
+    const Grid grid{.blocks = dim3(static_cast<unsigned>(columns),
+                                   static_cast<unsigned>(std::min(tiles, rows))),
                     .threads = kExpertThreads,
                     .shared_bytes = of.shared_bytes};
     return launch(of.kernel, grid, context, args);
   }
 
   std::span<const Instance> instances_;
+  int sms_;
 };
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
@@ -162,8 +170,8 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
          device.shared_bytes >= 99 * 1024;
 }
 
-Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& /*device*/) {
-  return W4AxExperts::make(problem);
+Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
+  return W4AxExperts::make(problem, device);
 }
 
 }  // namespace

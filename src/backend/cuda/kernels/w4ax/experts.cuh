@@ -466,7 +466,7 @@ __device__ __forceinline__ void multiply_expert_tile(const W4AxExpertsArgs& args
   sums.store(args, tile);
 }
 
-/// Block y of the grid begins with tile y of the list.
+/// A row of the grid has the tiles from its own on, as many apart as there are rows.
 template <typename Form, typename Tile>
 __global__ __launch_bounds__(kExpertThreads,
                              Tile::kResident) void w4ax_experts(const W4AxExpertsArgs args) {
