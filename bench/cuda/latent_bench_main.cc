@@ -35,7 +35,6 @@ struct Shape {
   int heads;
   int batch;
   int context;
-  LatentKernels kernels = LatentKernels::kBest;
 };
 
 LatentShape latent_shape(const Shape& shape) {
@@ -43,8 +42,7 @@ LatentShape latent_shape(const Shape& shape) {
           .row_dim = kRowDim,
           .rope_dim = kRowDim - kValueDim,
           .heads = shape.heads,
-          .scale = 1.0F / std::sqrt(static_cast<float>(kRowDim)),
-          .kernels = shape.kernels};
+          .scale = 1.0F / std::sqrt(static_cast<float>(kRowDim))};
 }
 
 /// Random numbers of moderate size as bf16.
@@ -186,44 +184,30 @@ int fail(const Status& status) {
   return 1;
 }
 
-/// Caches and kernels to be timed: beside those that a step takes clusters of blocks, where there
-/// are such.
-std::vector<std::pair<KvCode, LatentKernels>> forms_of(int heads) {
-  std::vector<std::pair<KvCode, LatentKernels>> forms;
-  for (const KvCode code : {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
-    forms.emplace_back(code, LatentKernels::kBest);
-    if (heads > 16 && code != KvCode::kInt4 && latent_clusters(code) > 0) {
-      forms.emplace_back(code, LatentKernels::kClusters);
-    }
-  }
-  return forms;
-}
-
 int run_decode(double ceiling, const std::vector<int>& head_counts) {
   constexpr int kCases[][2] = {{32, 4096}, {64, 8192}, {1, 131072}};
+  constexpr KvCode kCodes[] = {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4};
   std::printf("\"decode\": [");
   const char* separator = "";
   for (const int heads : head_counts) {
     for (const auto& [batch, context] : kCases) {
       double of_bf16 = 0.0;
-      for (const auto& [code, kernels] : forms_of(heads)) {
-        const Shape shape{code, heads, batch, context, kernels};
+      for (const KvCode code : kCodes) {
+        const Shape shape{code, heads, batch, context};
         const auto us = time_decode(shape);
         if (!us.ok()) {
           return fail(us.status());
         }
-        const bool clusters = kernels == LatentKernels::kClusters;
-        of_bf16 = code == KvCode::kBf16 && !clusters ? *us : of_bf16;
+        of_bf16 = code == KvCode::kBf16 ? *us : of_bf16;
         const LatentShape latent = latent_shape(shape);
         const double tokens = static_cast<double>(batch) * context;
         const double bytes =
             tokens * static_cast<double>(latent_page_bytes(latent)) / latent.page_size;
         std::printf(
             "%s\n  {\"heads\": %d, \"batch\": %d, \"context\": %d, \"cache\": \"%s\", "
-            "\"kernels\": \"%s\", \"us\": %.2f, \"read_percent\": %.1f, \"tflops\": %.1f, "
-            "\"vs_bf16\": %.3f}",
-            separator, heads, batch, context, kv_format(code).name, clusters ? "clusters" : "best",
-            *us, bytes * 1e8 / *us / ceiling, 2e-6 * tokens * heads * (kRowDim + kValueDim) / *us,
+            "\"us\": %.2f, \"read_percent\": %.1f, \"tflops\": %.1f, \"vs_bf16\": %.3f}",
+            separator, heads, batch, context, kv_format(code).name, *us,
+            bytes * 1e8 / *us / ceiling, 2e-6 * tokens * heads * (kRowDim + kValueDim) / *us,
             of_bf16 / *us);
         std::fflush(stdout);
         separator = ",";

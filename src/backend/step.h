@@ -29,6 +29,7 @@ struct StepInput {
   std::span<const int32_t> logit_rows;      // rows whose logits are wanted, in their order
   bool fed = false;  // tokens are what the step before sampled, row by row; `tokens` says how many
   std::span<const SequenceSpan> other_pools = {};  // see sequences_in_pool()
+  bool warm_up = false;  // its tokens are nobody's: what they do to a cache is not warned of
 };
 
 /// A step before it runs.

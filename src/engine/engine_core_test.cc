@@ -291,13 +291,17 @@ TEST(EngineCore, StartsStepsBeforeTokensAreKnown) {
 TEST(EngineCore, WarmsUpBeforeTheFirstRequest) {
   EngineOptions options = small_options(20);
   options.max_num_batched_tokens = 100;
-  for (const bool warm_up : {false, true}) {
+  for (const auto& [warm_up, proposed] : {std::pair(false, 0), {true, 0}, {true, 4}}) {
     auto model = sampling_model();
     model->set_windows({0, 8});
     const FakeModel& watched = *model;
     options.warm_up = warm_up;
+    options.speculation.tokens = proposed;
     const auto core = make_core(options, std::move(model));
     EXPECT_EQ(watched.largest_batch(), warm_up ? 64 : 0);
+    EXPECT_EQ(watched.steps() > 0, warm_up);
+    const int64_t before = watched.steps();
+    EXPECT_EQ(watched.warm_up_steps(), before);
     EXPECT_EQ(core->stats().pages_used, 0);
     EXPECT_EQ(core->stats().steps, 0);
     EXPECT_TRUE(core->idle());
@@ -305,6 +309,8 @@ TEST(EngineCore, WarmsUpBeforeTheFirstRequest) {
     const Request request = greedy(std::vector<int32_t>(30, 0), 12, answer);
     core->add(request);
     run_all(*core);
+    EXPECT_EQ(watched.warm_up_steps(), before);
+    EXPECT_GT(watched.steps(), before);
     EXPECT_EQ(core->stats().cached_tokens, 0);
     EXPECT_EQ(answer.tokens, alone(request, {0, 8}).tokens);
   }

@@ -126,7 +126,8 @@ void ModelRunner::warm_up(int64_t num_tokens) {
   const StepInput input{.tokens = tokens_,
                         .sequences = spans_,
                         .logit_rows = logit_rows_,
-                        .other_pools = other_pools_};
+                        .other_pools = other_pools_,
+                        .warm_up = true};
   model_->start(input, cache_, {.rows = {&greedy, 1}});
   SampledRow sampled;
   model_->finish({&sampled, 1});
@@ -145,7 +146,9 @@ void ModelRunner::warm_up_proposals(int64_t rows) {
   for (const float inverse_temperature : {0.0F, 1.0F}) {
     const std::vector<RowSampling> by(static_cast<size_t>(rows),
                                       {.inverse_temperature = inverse_temperature});
-    start({&item, 1}, {.rows = by}, false);
+    StepInput input = batch_of({&item, 1}, false);
+    input.warm_up = true;
+    start(input, {.rows = by});
     finish();
   }
 }
@@ -159,7 +162,11 @@ void ModelRunner::run(std::span<const ScheduledSequence> plan) {
 void ModelRunner::start(std::span<const ScheduledSequence> plan,
                         const SamplingInput& sampling,
                         bool ahead) {
-  model_->start(batch_of(plan, ahead), cache_, sampling);
+  start(batch_of(plan, ahead), sampling);
+}
+
+void ModelRunner::start(const StepInput& batch, const SamplingInput& sampling) {
+  model_->start(batch, cache_, sampling);
   started_.push_back({logits_of_, sampling.rows.size()});
 }
 

@@ -55,6 +55,8 @@ class ModelRunner final {
   ModelRunner(Model& model, PagedKvCache cache) : model_(&model), cache_(std::move(cache)) {}
 
   [[nodiscard]] StepInput batch_of(std::span<const ScheduledSequence> plan, bool ahead);
+  /// batch_of()'s step.
+  void start(const StepInput& batch, const SamplingInput& sampling);
   void add_spans(SequenceSpan whole, int64_t num_draft);
   void add_other_pools(std::span<const ScheduledSequence> plan);
 

@@ -36,10 +36,6 @@ FAMILIES = [
     # What a block of prefill keeps of its segment while it codes queries; loops of tiles have none.
     (r"many_latent_sm90<.*Int8Latents.*LatentBlock", ("IGMMA", "HGMMA", "UBLKCP"), 52),
     (r"many_latent_sm90<.*Fp8Latents.*LatentBlock", ("QGMMA", "HGMMA", "UBLKCP"), 52),
-    # What a cluster keeps of its segment while blocks merge their sums of it.
-    (r"many_latent_sm90<.*Int8Latents.*LatentClusterLine", ("IGMMA", "HGMMA", "STAS"), 56),
-    (r"many_latent_sm90<.*Fp8Latents.*LatentClusterLine", ("QGMMA", "HGMMA", "STAS"), 48),
-    (r"many_latent_sm90<.*ManyBf16.*LatentClusterLine", ("HGMMA", "UBLKCP", "STAS"), 18),
     (r"(few|many)_latent_sm90<.*Int8Latents", ("IGMMA", "HGMMA", "UBLKCP"), 12),
     (r"(few|many)_latent_sm90<.*Fp8Latents", ("QGMMA", "HGMMA", "UBLKCP"), 8),
     # Four addresses are loaded for each tile, which 168 registers do not hold.

@@ -99,8 +99,8 @@ def chosen(tmp_path, texts, budget, *more):
     """The choice for a budget, quantized: what was said, its divergence and its bytes."""
     rules = tmp_path / f"rules-{budget}"
     found, table = sensitivity(tmp_path, "--schemes", SCHEMES + ",keep", "--calibrate",
-                               texts / "calibration.txt", "--budget", budget, "--write-rules",
-                               rules, *more)
+                               texts / "calibration.txt", "--measure-tokens", 256, "--budget",
+                               budget, "--write-rules", rules, *more)
     choice = found["choice"]
     assert f"--scheme {choice['scheme']} --format compressed-tensors --rules {rules}" in table
     made = tmp_path / f"made-{budget}"

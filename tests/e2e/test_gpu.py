@@ -146,6 +146,10 @@ class Server:
             return [sent.result() for sent in
                     [pool.submit(self.complete, **fields) for _ in range(count)]]
 
+    def logged(self):
+        """Read without moving the place where the server writes."""
+        return os.pread(self.log.fileno(), 1 << 20, 0).decode(errors="replace")
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -592,6 +596,79 @@ class Memory(Case):
             self.assertGreater(report["free_bytes_after"], 0)
             self.assertGreaterEqual(report["cache_bytes"], 0.85 * report["free_bytes_before"])
             print(f"\n  {run.stdout.strip()}", file=sys.stderr)
+
+
+@needs_gpu
+class StaticRanges(Case):
+    """Numbers far outside of the int4_static cache's ranges."""
+
+    TEXT = ROOT / "tests/data/text/the_black_cat.txt"
+    CACHE = ("--device", "cuda", "--kv-cache-dtype", "int4_static")
+
+    def setUp(self):
+        super().setUp()
+        self.model = self.folder / "model"
+        shutil.copytree(MODEL, self.model)
+        run = nibble("calibrate-kv", self.model, "--calibrate", self.TEXT,
+                     "--calibration-windows", 2, "--calibration-length", 64)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.sidecar = json.loads((self.model / "nibble_kv.json").read_text())
+        for layer in self.sidecar["layers"]:  # wide enough for anything
+            for half in (layer["keys"], layer["values"]):
+                half["ranges"]["step"] = [1e3] * len(half["ranges"]["step"])
+        self.write()
+
+    def write(self):
+        (self.model / "nibble_kv.json").write_text(json.dumps(self.sidecar))
+
+    def narrow_a_channel(self):
+        """From now on each token has one number outside."""
+        self.sidecar["layers"][2]["values"]["ranges"]["step"][5] = 1e-9
+        self.write()
+
+    def counts(self, log):
+        return [int(number) for number in re.findall(
+            r"(\d+) keys and values so far lay far outside of the int4_static", log)]
+
+    def warned_of(self, run):
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return self.counts(run.stderr)
+
+    def test_prompts_and_answers(self):
+        def answer():
+            return generate(*self.CACHE, "--json", model=self.model)
+        self.assertEqual(self.warned_of(answer()), [])
+        self.narrow_a_channel()
+        run = answer()
+        beyond = self.warned_of(run)[0] - json.loads(run.stdout)["prompt_tokens"]
+        self.assertIn(beyond, (0, 1))  # the step behind the prompt's may be under way
+
+    def test_evaluations(self):
+        text = self.folder / "short.txt"
+        text.write_text(self.TEXT.read_text()[:2000])
+
+        def evaluate():
+            return nibble("eval", "ppl", self.model, "--text", text, "--window", 128, *self.CACHE)
+        self.assertEqual(self.warned_of(evaluate()), [])
+        self.narrow_a_channel()
+        counts = self.warned_of(evaluate())  # logits are read, nothing is sampled
+        print(f"\n  {counts}", file=sys.stderr)
+        self.assertEqual(counts, sorted(counts))
+        self.assertGreater(counts[-1], 100)
+
+    def test_warming_up_counts_nothing(self):
+        self.narrow_a_channel()
+        server = Server(*self.CACHE, model=self.model)
+        try:
+            before = self.counts(server.logged())
+            print(f"\n  {before} before the first request", file=sys.stderr)
+            self.assertLess(max(before, default=0), 10)  # thousands of tokens warm up
+            self.assertEqual(server.complete(max_tokens=12)[0], 200)
+            after = self.counts(server.logged())
+            self.assertGreater(len(after), len(before))
+            self.assertLess(after[-1], 100)
+        finally:
+            self.assertEqual(server.stop(), 0)
 
 
 @needs_gpu

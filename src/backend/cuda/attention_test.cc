@@ -613,29 +613,6 @@ TEST(RopeAppend, StaticCodesAreTheOracles) {
   }
 }
 
-TEST(RopeAppend, NumbersFarOutsideOfStaticRangesAreCounted) {
-  NIBBLE_NEEDS_GPU();
-  constexpr int kDim = 64;
-  const auto counter = allocate_pinned(sizeof(uint32_t));
-  ASSERT_TRUE(counter.ok());
-  auto* const counted = counter.value().as<uint32_t>();
-  for (const float step : {1e3F, 1e-9F}) {  // wide enough for anything, and for nothing
-    const DeviceArray<float> steps(std::vector<float>(2 * kDim, step));
-    AttentionCase test(shape_of(KvCode::kInt4Static, 4, 2, kDim), {{1, 150}, {1, 7}}, 11);
-    test.basis.key_step = test.basis.value_step = steps.data();
-    test.far_outside = counted;
-    test.longest = kShortAttention;
-    *counted = 0;
-    test.fill_cache();
-    EXPECT_EQ(*counted, step > 1.0F ? 0 : 157U * 4 * kDim);
-    if (query_device(0).value().hopper()) {
-      *counted = 0;
-      test.run_appending({nullptr, false});
-      EXPECT_EQ(*counted, step > 1.0F ? 0 : 2U * 4 * kDim);
-    }
-  }
-}
-
 TEST(RopeAppend, CentresAndTurnsAsTheOracle) {
   NIBBLE_NEEDS_GPU();
   for (const HeadForm form : kHeadForms) {

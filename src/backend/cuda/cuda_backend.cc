@@ -120,6 +120,9 @@ class CudaBackend final : public Backend {
     must(cudaMemcpyAsync(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, stream_),
          "copying logits");
     must(cudaStreamSynchronize(stream_), "a step");
+    if (steps_ != nullptr) {
+      steps_->report_ranges();
+    }
   }
 
   [[nodiscard]] int64_t kv_page_bytes(const KvView& shape) const override {

@@ -94,6 +94,7 @@ int64_t CudaSteps::record_key(const StepPlan& plan, const StepShape& shape) cons
 
 void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   const StepInput& input = plan.input;
+  warming_up_ = input.warm_up;
   StepShape shape = shape_of(input);
   const bool record = recording_ == Recording::kDecodeSteps && shape.decodes && !shape.prefills &&
                       shape.rows == shape.logit_rows && std::ranges::is_sorted(input.logit_rows);
@@ -128,9 +129,11 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   }
 }
 
+void CudaSteps::report_ranges() { warming_up_ ? static_ranges_.forget() : static_ranges_.report(); }
+
 void CudaSteps::finish(std::span<SampledRow> out) {
   must(sampler_.finish(out));
-  static_ranges_.report();
+  report_ranges();
 }
 
 }  // namespace nibble::cuda

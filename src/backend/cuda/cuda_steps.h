@@ -78,6 +78,8 @@ class CudaSteps final {
   void run(const StepPlan& plan, const StepLayers& layers);
   /// Backend::finish_step().
   void finish(std::span<SampledRow> out);
+  /// After a step that ended otherwise, such as by reading its logits: warns of what it counted.
+  void report_ranges();
 
  private:
   friend class CudaStep;
@@ -108,6 +110,7 @@ class CudaSteps final {
   std::unique_ptr<ExpandedLatents> expanded_;  // null: no layer's attention is expanded
   ScaledRope scaled_rope_;
   StaticRanges static_ranges_;
+  bool warming_up_ = false;  // with the step that was run last, the only one under way then
 };
 
 }  // namespace nibble::cuda

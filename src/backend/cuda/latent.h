@@ -20,10 +20,9 @@ namespace nibble::cuda {
 /// latent, 128 of 8 bits or 256 of 4 in a column (the first of a byte in its low half), and the
 /// rotated key in bf16; behind the page's groups lie the parameters of its rows: of 8 bits a scale
 /// in f32, 0 where all codes are, of int4 for each 128 numbers a scale and an offset in fp16.
-/// Which kernels serve rows of 512 + 64 numbers: the fastest that the device has, those of one
-/// warp's products (mma.sync), which older GPUs take and others take in tests, or, to be compared
-/// with the first, clusters of blocks where an item has 64 queries (latent/clusters.cuh).
-enum class LatentKernels : uint8_t { kBest, kOfWarps, kClusters };
+/// Which kernels serve rows of 512 + 64 numbers: the fastest that the device has, or those of one
+/// warp's products (mma.sync), which older GPUs take and others take in tests.
+enum class LatentKernels : uint8_t { kBest, kOfWarps };
 
 struct LatentShape {
   KvCode code = KvCode::kBf16;
@@ -84,9 +83,6 @@ struct LatentShape {
 
 /// Ok when there are kernels for the shape on the current device.
 [[nodiscard]] Status check_latent(const LatentShape& shape);
-/// Clusters for decoding items of 64 queries that run at the same time on the current device, which
-/// is one of Hopper; 0: it runs none.
-[[nodiscard]] int32_t latent_clusters(KvCode code);
 
 /// As attention_plan_bytes() and plan_attention().
 [[nodiscard]] size_t latent_plan_bytes(const LatentShape& shape,

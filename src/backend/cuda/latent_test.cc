@@ -78,59 +78,6 @@ TEST(Latent, ProductsOfWarps) {
   }
 }
 
-/// A shape that clusters serve.
-LatentShape cluster_shape(KvCode code, int32_t heads) {
-  LatentShape shape = code == KvCode::kBf16 ? latent_shape(heads) : coded_shape(code, heads);
-  shape.kernels = LatentKernels::kClusters;
-  return shape;
-}
-
-/// Whether the GPU has clusters at all; there all forms must run.
-bool has_clusters() {
-  int major = 0;
-  EXPECT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
-  return major == 9;
-}
-
-TEST(Latent, Clusters) {
-  NIBBLE_NEEDS_GPU();
-  std::vector<LatentSequence> many;
-  for (int32_t i = 0; i < 150; ++i) {
-    many.push_back({1, 1 + i * 37 % 300});  // fewer tiles than a cluster has blocks, and more
-  }
-  const std::vector<LatentSequence> equal(32, {1, 512});  // of 32 clusters none shares an item
-  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kFp8}) {
-    EXPECT_EQ(latent_clusters(code) > 0, has_clusters());
-    for (const int32_t heads : {33, 64, 128}) {
-      const LatentShape shape = cluster_shape(code, heads);
-      check_case(shape, decode_lengths());
-      check_case(shape, {{1, 9001}});
-      check_case(shape, {{1, 4001}, {1, 5}, {1, 900}});
-      check_case(shape, {{3, 130}, {1, 64}, {2, 2}, {4, 700}, {1, 300}});
-      check_case(shape, many);
-    }
-    check_case(cluster_shape(code, 64), equal);
-  }
-}
-
-/// Blocks that have no tile of a segment run ahead of the others of their cluster: as many such
-/// segments as there can be, again and again.
-TEST(Latent, ClustersGiveTheSameBitsEveryTime) {
-  NIBBLE_NEEDS_GPU();
-  std::vector<LatentSequence> sequences;
-  for (int32_t i = 0; i < 60; ++i) {
-    sequences.push_back({1, i % 7 == 6 ? 600 : 1 + i * 53 % 190});
-  }
-  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8}) {
-    LatentCase test(cluster_shape(code, 128), sequences);
-    const std::vector<uint16_t> first = test.run(false);
-    test.check(first);
-    for (int repeat = 0; repeat < 100; ++repeat) {
-      ASSERT_EQ(first, test.run(true)) << "run " << repeat;
-    }
-  }
-}
-
 TEST(Latent, OtherDimensions) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t dim : {16, 40, 96, 136, 1024}) {
@@ -141,10 +88,8 @@ TEST(Latent, OtherDimensions) {
 
 TEST(Latent, ACapturedStepServesOtherLengths) {
   NIBBLE_NEEDS_GPU();
-  LatentShape clusters = latent_shape(64);
-  clusters.kernels = LatentKernels::kClusters;
   for (const LatentShape& shape :
-       {latent_shape(16), latent_shape(64), clusters, coded_shape(KvCode::kInt8, 16),
+       {latent_shape(16), latent_shape(64), coded_shape(KvCode::kInt8, 16),
         coded_shape(KvCode::kFp8, 64), coded_shape(KvCode::kInt4, 64)}) {
     LatentCase test(shape, {{1, 3000}, {1, 700}, {1, 64}});
     cudaStream_t stream = nullptr;

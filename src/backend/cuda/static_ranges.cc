@@ -10,15 +10,18 @@ Result<uint32_t*> StaticRanges::counter() {
   return memory_.as<uint32_t>();
 }
 
+uint32_t StaticRanges::counted() const {
+  return memory_.size() == 0 ? 0 : *static_cast<const volatile uint32_t*>(memory_.as<uint32_t>());
+}
+
 void StaticRanges::report() {
-  if (memory_.size() == 0) {
-    return;
-  }
-  const uint32_t counted = *static_cast<const volatile uint32_t*>(memory_.as<uint32_t>());
-  if (counted != reported_) {
-    warnings_.add(counted - reported_);
-    reported_ = counted;
+  const uint32_t now = counted();
+  if (now != reported_) {
+    warnings_.add(now - reported_);
+    reported_ = now;
   }
 }
+
+void StaticRanges::forget() { reported_ = counted(); }
 
 }  // namespace nibble::cuda

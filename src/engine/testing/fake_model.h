@@ -76,6 +76,9 @@ class FakeModel final : public Model {
   /// Sleeps in each forward(), so that tests can act while a step runs.
   void set_step_time(std::chrono::microseconds time) { step_time_ = time; }
   [[nodiscard]] int64_t largest_batch() const { return largest_batch_; }
+  /// Steps with tokens until now, and how many of them were to warm up.
+  [[nodiscard]] int64_t steps() const { return steps_; }
+  [[nodiscard]] int64_t warm_up_steps() const { return warm_up_steps_; }
 
   /// Has it sample tokens, as models on GPUs do, with results that come late.
   void set_sampling(bool sampling) { sampling_ = sampling; }
@@ -149,6 +152,8 @@ class FakeModel final : public Model {
     const auto vocab = static_cast<size_t>(config_.vocab_size);
     CHECK_EQ(logits.size(), batch.logit_rows.size() * vocab);
     largest_batch_ = std::max(largest_batch_, static_cast<int64_t>(batch.tokens.size()));
+    ++steps_;
+    warm_up_steps_ += batch.warm_up ? 1 : 0;
     if (step_time_.count() > 0) {
       std::this_thread::sleep_for(step_time_);
     }
@@ -285,6 +290,8 @@ class FakeModel final : public Model {
   const PagedKvCache* cache_ = nullptr;  // of the last step
   std::chrono::microseconds step_time_{0};
   int64_t largest_batch_ = 0;
+  int64_t steps_ = 0;
+  int64_t warm_up_steps_ = 0;
   bool sampling_ = false;
   int64_t fed_steps_ = 0;
   uint64_t differs_ = 0;

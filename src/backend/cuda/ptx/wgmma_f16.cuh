@@ -28,4 +28,18 @@ __device__ __forceinline__ void mma_registers_f16(float (&d)[kTokens / 2],
 #endif
 }
 
+/// The same with a from shared memory, K-major too. kTokensMajor: b lies with its tokens
+/// contiguous.
+template <int kTokens, bool kTokensMajor = false>
+__device__ __forceinline__ void mma_shared_f16(float (&d)[kTokens / 2], uint64_t a, uint64_t b) {
+  static_assert(kTokensMajor ? kTokens == 128 : kTokens == 64);
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (kTokensMajor) {
+    NIBBLE_MMA(64, 128, "k16.f32.f16.f16", "+f", NIBBLE_S64, ",p,1,1,0,1;\n}", "l"(a), "l"(b));
+  } else {
+    NIBBLE_MMA(32, 64, "k16.f32.f16.f16", "+f", NIBBLE_S32, ",p,1,1,0,0;\n}", "l"(a), "l"(b));
+  }
+#endif
+}
+
 }  // namespace nibble::cuda::ptx

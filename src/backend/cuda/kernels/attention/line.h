@@ -17,8 +17,7 @@ struct LineForm {
   int32_t line_rows = 1;  // rows of a sequence on the line, at most
   int32_t window = 0;     // with line_rows 1 alone
   int32_t tile_tokens = 1;
-  int32_t blocks = 0;    // that share the line, at most; clusters of blocks where of_share is more
-  int32_t of_share = 1;  // blocks that have a share together
+  int32_t blocks = 0;       // that share the line, at most
   int32_t least_tiles = 1;  // of a share, before more blocks take part
 };
 

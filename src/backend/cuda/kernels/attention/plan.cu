@@ -137,6 +137,11 @@ int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
+int compute_capability() {
+  return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+         device_attribute(cudaDevAttrComputeCapabilityMinor);
+}
+
 DecodeGrid decode_grid(const AttentionShape& shape) {
   const KvLayout& kv = shape.kv;
   DecodeGrid grid;
@@ -252,8 +257,7 @@ Status check_attention(const AttentionShape& shape) {
         "pages must hold a multiple of 16 (bf16), 32 (8 bits) or 64 (int4) tokens; theirs",
         kv.page_size, "choose another --block-size");
   }
-  const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
-                         device_attribute(cudaDevAttrComputeCapabilityMinor);
+  const int capability = compute_capability();
   if (capability < needed) {
     return make_error(StatusCode::kInvalidArgument,
                       "attention on the GPU: the device's compute capability must be {:.1f} for a "

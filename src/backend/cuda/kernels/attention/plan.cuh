@@ -89,6 +89,8 @@ struct DecodeGrid {
 
 /// Of the current device; 0 where there is none.
 [[nodiscard]] int device_attribute(cudaDeviceAttr attribute);
+/// Of the current device, times 10.
+[[nodiscard]] int compute_capability();
 
 [[nodiscard]] DecodeGrid decode_grid(const AttentionShape& shape);
 /// log2(e) * scale in the units in which the kernels keep scores.

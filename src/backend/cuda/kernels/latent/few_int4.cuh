@@ -4,29 +4,10 @@
 // registers, times their group's scale plus its offset, as the operands of 64 rows of all products:
 // tokens by numbers for scores, numbers by tokens for values. Queries are fp16.
 
-#include <cuda_fp16.h>
-
-#include "backend/cuda/kernels/latent/codes.cuh"
 #include "backend/cuda/kernels/latent/few_sm90.cuh"
+#include "backend/cuda/kernels/latent/int4.cuh"
 
 namespace nibble::cuda {
-
-/// Four pairs of codes of a word, times a scale plus an offset: codes i and i + 4 of the word.
-__device__ __forceinline__ void widen_int4(uint32_t codes,
-                                           uint32_t scale,
-                                           uint32_t offset,
-                                           uint32_t (&pairs)[4]) {
-  const __half2 bias = __halves2half2(__ushort_as_half(0x6400), __ushort_as_half(0x6400));
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // (codes & mask) | 1024 in fp16
-    const uint32_t biased = ptx::lop3<0xea>(codes >> (4 * i), 0x000f000fU, 0x64006400U);
-    const __half2 code = __hsub2(*reinterpret_cast<const __half2*>(&biased), bias);
-    const __half2 value = __hfma2(code, *reinterpret_cast<const __half2*>(&scale),
-                                  *reinterpret_cast<const __half2*>(&offset));
-    pairs[i] = *reinterpret_cast<const uint32_t*>(&value);
-  }
-}
 
 template <int kQueries>
 class FewInt4 {
@@ -40,7 +21,7 @@ class FewInt4 {
     return thread / 32 * 32 + thread % 32 / 4 * 4;
   }
   static constexpr int dim_of(int block, int row) {
-    return block / 2 * kGroupDims + block % 2 * 2 + row;
+    return block / 2 * kInt4Group + block % 2 * 2 + row;
   }
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
 
@@ -86,7 +67,7 @@ class FewInt4 {
       uint32_t(&own)[4][4] = operands[pair % 2];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t line = lines[i % 2][pair * 2 * kInt4Chunk / kGroupDims];
+        const uint32_t line = lines[i % 2][pair * 2 * kInt4Chunk / kInt4Group];
         uint32_t pairs[4];
         widen_int4(codes[i], ptx::low_twice(line), ptx::high_twice(line), pairs);
         own[i / 2 * 2][i % 2] = pairs[0];
@@ -176,8 +157,7 @@ class FewInt4 {
   }
 
  private:
-  static constexpr int kGroupDims = 128;  // numbers that share a scale and an offset
-  static constexpr int kGroups = kLatentValues / kGroupDims;
+  static constexpr int kGroups = kLatentValues / kInt4Group;
   using Operand = LatentOperand<static_cast<int>(Int4Rows::kGroup / 16)>;
   using QueryRows = LatentOperand<kLatentValues>;
 

@@ -28,7 +28,7 @@ LatentFamily latent_family(const LatentShape& shape) {
   if (shape.row_dim != kFastDim || (shape.coded() && shape.rope_dim != kFastRopeDim)) {
     return LatentFamily::kPlain;
   }
-  if (capability() / 10 == 9 && shape.kernels != LatentKernels::kOfWarps) {
+  if (capability() / 10 == 9 && shape.kernels == LatentKernels::kBest) {
     return LatentFamily::kWarpgroups;
   }
   return shape.coded() ? LatentFamily::kPlain : LatentFamily::kWarps;
@@ -44,19 +44,11 @@ LineForm latent_line(const LatentShape& shape) {
     form.blocks = std::min(device_attribute(cudaDevAttrMultiProcessorCount), kMostBlocks);
     return form;
   }
-  const bool few = shape.heads <= 16 || shape.code == KvCode::kInt4;
-  form.columns = shape.heads <= 8 ? 8 : few ? 16 : 64;
+  form.columns = shape.heads <= 8 ? 8 : shape.heads <= 16 ? 16 : 64;
   form.line_rows = std::clamp(kLineQueries / shape.heads, 1, form.columns < 64 ? 4 : 16);
   form.tile_tokens = 64;
   const int32_t of_each = shape.coded() && form.columns < 64 ? 2 : 1;  // blocks of a multiprocessor
   form.blocks = std::min(of_each * device_attribute(cudaDevAttrMultiProcessorCount), kMostBlocks);
-  if (shape.kernels == LatentKernels::kClusters && form.columns == 64) {
-    if (const int32_t clusters = latent_clusters(shape.code); clusters > 0) {
-      form.blocks = std::min(clusters, kMostBlocks);
-      form.of_share = kClusterBlocks;
-      form.least_tiles = kClusterBlocks;  // a tile for each
-    }
-  }
   return form;
 }
 

@@ -53,8 +53,7 @@ struct SharedItem {
   int32_t first_slot;  // of the first block; the others' are their first
 };
 
-constexpr int kMostBlocks = 288;   // that share the line
-constexpr int kClusterBlocks = 4;  // that have a share together (clusters.cuh)
+constexpr int kMostBlocks = 288;  // that share the line
 
 /// Those of a step, behind its plan.
 struct SharedItems {
@@ -129,14 +128,12 @@ struct LatentSegment {
   }
 };
 
-/// The segments of a share of the line, which kOfShare neighbouring blocks have together.
-template <int kOfShare>
-class LatentShare {
+/// The segments of a block's share of the line.
+class LatentLine {
  public:
-  static constexpr int kBlocks = kOfShare;
-
-  __device__ explicit LatentShare(const LatentArgs& args) {
-    const auto* from = reinterpret_cast<const int4*>(args.plan.starts + share());
+  __device__ explicit LatentLine(const LatentArgs& args) {
+    const auto block = static_cast<int32_t>(blockIdx.x);
+    const auto* from = reinterpret_cast<const int4*>(args.plan.starts + block);
     const int4 a = __ldcg(from);
     const int4 b = __ldcg(from + 1);
     const int4 c = __ldcg(from + 2);
@@ -170,10 +167,6 @@ class LatentShare {
   }
 
  private:
-  [[nodiscard]] static __device__ int32_t share() {
-    return static_cast<int32_t>(blockIdx.x) / kOfShare;
-  }
-
   /// The segment from `tile` on of a sequence {0, tiles, kv_len, row}.
   __device__ void take(const LatentArgs& args, int4 sequence, int32_t tile) {
     if (!more()) {
@@ -187,7 +180,7 @@ class LatentShare {
     segment_.first_tile = tile;
     segment_.end_tile = min(tiles_, tile + end_ - at_);
     const bool whole = tile == 0 && segment_.end_tile == tiles_;
-    segment_.slot = whole ? -1 : 2 * share() + (at_ == begin_ ? 0 : 1);
+    segment_.slot = whole ? -1 : 2 * static_cast<int32_t>(blockIdx.x) + (at_ == begin_ ? 0 : 1);
   }
 
   LatentSegment segment_;
@@ -198,17 +191,9 @@ class LatentShare {
   int32_t end_;
 };
 
-/// The segments of a block's share of the line.
-class LatentLine : public LatentShare<1> {
- public:
-  using LatentShare::LatentShare;
-};
-
 /// The one segment of a block of prefill: a whole item of a sequence with many rows.
 class LatentBlock {
  public:
-  static constexpr int kBlocks = 1;
-
   __device__ explicit LatentBlock(const LatentArgs& args) {
     const auto index = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y);  // long rows first
     if (index >= __ldcg(args.plan.prefill_count)) {
@@ -276,10 +261,11 @@ struct LatentRing {
   uint32_t tiles;  // and behind them the parameters of coded rows
   uint32_t barriers;
 
-  /// By one thread.
-  __device__ void init(uint32_t readers) const {
+  /// By one thread. Readers and writers: how many arrive to say that a part has been read, and
+  /// that a tile has come.
+  __device__ void init(uint32_t readers, uint32_t writers = 1) const {
     for (uint32_t i = 0; i < kBarriers; ++i) {
-      ptx::barrier_init(barriers + 8 * i, i < kSlots ? 1 : readers);
+      ptx::barrier_init(barriers + 8 * i, i < kSlots ? writers : readers);
     }
   }
   [[nodiscard]] __device__ uint32_t tile(uint32_t index) const {
@@ -325,25 +311,13 @@ __device__ __forceinline__ void release_read_parts(const Ring& ring, uint32_t in
 }
 
 /// The fetching warp: all tiles of the block's segments, in order. Tiles that hold none of the
-/// step's own tokens do not wait for the kernels before. `segment_ended`: of clusters, whose ring
-/// then held other blocks' sums.
+/// step's own tokens do not wait for the kernels before.
 template <typename Work, typename Ring>
-__device__ __forceinline__ void fetch_latents(const LatentArgs& args,
-                                              const Ring& ring,
-                                              int lane,
-                                              [[maybe_unused]] uint32_t segment_ended = 0) {
+__device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring& ring, int lane) {
   constexpr int kPieces = Ring::kPieces;
   uint32_t index = 0;
-  [[maybe_unused]] uint32_t number = 0;  // of segments
   bool waited = false;
   for (Work work(args); work.more(); work.next(args)) {
-    if constexpr (Work::kBlocks > 1) {
-      if (number > 0) {
-        ptx::barrier_wait_to_refill(segment_ended, (number - 1) % 2);
-      }
-      ptx::warp_arrive(segment_ended);
-      ++number;
-    }
     const LatentSegment segment = work.segment();
     const int32_t* const table = args.page_table + segment.sequence * args.page_table_stride;
     const auto page_of = [&](int32_t tile) {

@@ -7,11 +7,11 @@
 #include "backend/cuda/kernels/latent/latent_launch.h"
 #include "backend/cuda/kernels/latent/many_bf16.cuh"
 #include "backend/cuda/kernels/latent/many_codes.cuh"
+#include "backend/cuda/kernels/latent/many_int4.cuh"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int kPrefillInt4 = 16;  // queries of an item of prefill over rows in 4 bits
 constexpr int kImageWarps = 8;
 static_assert(kFewTokens == kManyTokens);
 
@@ -50,44 +50,19 @@ cudaError_t launch_large(void (*kernel)(LatentArgs),
   return status != cudaSuccess ? status : launch(kernel, grid, context, args);
 }
 
-template <typename Form, typename Work = LatentLine>
+template <typename Form>
 cudaError_t launch_few(const dim3& grid, const LatentArgs& args, const LaunchContext& context) {
-  return launch_large(few_latent_sm90<Form, Work>, {grid, kFewThreads, FewShared<Form>::kBytes},
-                      context, args);
+  return launch_large(few_latent_sm90<Form, LatentLine>,
+                      {grid, kFewThreads, FewShared<Form>::kBytes}, context, args);
 }
 
 template <typename Form, typename Work>
 cudaError_t launch_many(const dim3& grid, const LatentArgs& args, const LaunchContext& context) {
-  return launch_large(many_latent_sm90<Form, Work>,
-                      {grid, kManyThreads, ManyShared<Form>::kBytes, Work::kBlocks}, context, args);
+  return launch_large(many_latent_sm90<Form, Work>, {grid, kManyThreads, ManyShared<Form>::kBytes},
+                      context, args);
 }
 
-template <typename Form>
-int32_t count_clusters() {
-  const auto kernel = many_latent_sm90<Form, LatentClusterLine>;
-  constexpr int kBytes = ManyShared<Form>::kBytes;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {kClusterBlocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kClusterBlocks * kMostBlocks);
-  config.blockDim = dim3(kManyThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int count = 0;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) !=
-          cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return count;
-}
-
-dim3 blocks_of(const LineForm& form) {
-  return dim3(static_cast<unsigned>(form.blocks * form.of_share));
-}
+dim3 blocks_of(const LineForm& form) { return dim3(static_cast<unsigned>(form.blocks)); }
 
 template <typename Queries>
 cudaError_t make_images(const LineForm& form,
@@ -113,8 +88,7 @@ struct Decode {
   }
   template <typename Form>
   [[nodiscard]] cudaError_t many() const {
-    return behind_images<typename Form::Queries>(
-        form.of_share > 1 ? launch_many<Form, LatentClusterLine> : launch_many<Form, LatentLine>);
+    return behind_images<typename Form::Queries>(launch_many<Form, LatentLine>);
   }
 
  private:
@@ -158,17 +132,17 @@ cudaError_t decode_coded(const Decode& step) {
 }
 
 cudaError_t decode_int4(const Decode& step) {
-  return step.form.columns == 8 ? step.few<FewInt4<8>>() : step.few<FewInt4<16>>();
+  switch (step.form.columns) {
+    case 8:
+      return step.few<FewInt4<8>>();
+    case 16:
+      return step.few<FewInt4<16>>();
+    default:
+      return step.many<ManyInt4>();
+  }
 }
 
 }  // namespace
-
-int32_t latent_clusters(KvCode code) {
-  static const int32_t of_bf16 = count_clusters<ManyBf16>();
-  static const int32_t of_int8 = count_clusters<ManyCodes<Int8Latents>>();
-  static const int32_t of_fp8 = count_clusters<ManyCodes<Fp8Latents>>();
-  return code == KvCode::kInt8 ? of_int8 : code == KvCode::kFp8 ? of_fp8 : of_bf16;
-}
 
 size_t latent_image_bytes(const LatentShape& shape) {
   const LineForm form = latent_line(shape);
@@ -189,7 +163,7 @@ cudaError_t decode_latent_sm90(const LatentLaunch& launch, const LaunchContext& 
 
 cudaError_t prefill_latent_sm90(const LatentLaunch& launch, const LaunchContext& context) {
   LatentArgs args = latent_args(launch, latent_line(launch.shape));
-  args.columns = launch.shape.code == KvCode::kInt4 ? kPrefillInt4 : kManyQueries;
+  args.columns = kManyQueries;
   args.tile_tokens = kManyTokens;
   args.hint = ptx::CacheHint::kNormal;
   const int64_t blocks = prefill_blocks(launch.step.sequences, launch.step.rows);
@@ -201,7 +175,7 @@ cudaError_t prefill_latent_sm90(const LatentLaunch& launch, const LaunchContext&
     case KvCode::kFp8:
       return launch_many<ManyCodes<Fp8Latents>, LatentBlock>(grid, args, context);
     case KvCode::kInt4:
-      return launch_few<FewInt4<kPrefillInt4>, LatentBlock>(grid, args, context);
+      return launch_many<ManyInt4, LatentBlock>(grid, args, context);
     default:
       return launch_many<ManyBf16, LatentBlock>(grid, args, context);
   }

@@ -3,62 +3,11 @@
 // Rows in bf16 for latent attention with many queries (many_sm90.cuh): queries are the rows of all
 // products.
 
-#include "backend/cuda/kernels/latent/many_sm90.cuh"
+#include "backend/cuda/kernels/latent/many_sums.cuh"
 
 namespace nibble::cuda {
 
-/// Sums of 256 numbers: a product of 256 columns needs more registers than a block of so many
-/// threads begins with.
-using ManySums = float[2][64];
-
-/// Sums of rows g and g + 8, times their factors.
-__device__ __forceinline__ void scale_sums(ManySums& sums, float first, float second) {
-#pragma unroll
-  for (int i = 0; i < 128; ++i) {
-    sums[i / 64][i % 64] *= (i >> 1 & 1) == 0 ? first : second;
-  }
-}
-
-/// Gives a segment's sums of 256 numbers out: in a cluster of kBlocks those that are block
-/// `self`'s.
-template <int kBlocks>
-__device__ __forceinline__ void give_sums(const LatentArgs& args,
-                                          const LatentSegment& segment,
-                                          const ManySums& sums,
-                                          int row,
-                                          int column) {
-  const uint32_t self = kBlocks > 1 ? ptx::cluster_rank() : 0;
-  const int32_t queries = segment.queries(args);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int query = row + 8 * r;
-    if (query >= queries) {
-      continue;
-    }
-    if (segment.slot < 0) {
-      uint16_t* const out = segment.result(args, query) + column;
-#pragma unroll
-      for (int i = 0; i < kSumChunks; ++i) {
-        if (OwnChunks<kBlocks>::has(i, self)) {
-          *reinterpret_cast<uint32_t*>(out + 8 * i) = ptx::pack_bf16(
-              sums[i / 16][i % 16 * 4 + 2 * r], sums[i / 16][i % 16 * 4 + 2 * r + 1]);
-        }
-      }
-    } else {
-      const int64_t at = int64_t{segment.slot} * args.columns + query;
-      float* const out = args.partial_sums + at * kLatentValues + column;
-#pragma unroll
-      for (int i = 0; i < kSumChunks; ++i) {
-        if (OwnChunks<kBlocks>::has(i, self)) {
-          *reinterpret_cast<float2*>(out + 8 * i) =
-              make_float2(sums[i / 16][i % 16 * 4 + 2 * r], sums[i / 16][i % 16 * 4 + 2 * r + 1]);
-        }
-      }
-    }
-  }
-}
-
-class ManyBf16 {
+class ManyBf16 : public FetchedAsTheyAre {
  public:
   static constexpr uint32_t kWeightBuffers = 1;
   static constexpr int kTokenLines = 1;  // none are used
@@ -107,64 +56,52 @@ class ManyBf16 {
     return 1.0F;
   }
 
-  /// A warpgroup that sums values: numbers 256 half..+255.
   template <typename Work>
   static __device__ __forceinline__ void sum_segments(const LatentArgs& args,
                                                       const Shared& shared,
                                                       int half) {
-    const int thread = static_cast<int>(threadIdx.x) % 128;
-    const int lane = thread % 32;
-    const int row = thread / 32 * 16 + lane / 4;
-    uint32_t index = 0;
-    [[maybe_unused]] uint32_t number = 0;  // of segments
-    ManySums sums;
-    for (Work work(args); work.more(); work.next(args), ++number) {
-      const LatentSegment segment = work.segment();
-#pragma unroll
-      for (int i = 0; i < 128; ++i) {
-        sums[i / 64][i % 64] = 0.0F;
-      }
-      for (int32_t tile = segment.first_tile; tile < segment.end_tile; ++tile, ++index) {
-        ptx::group_sync(weights_full(0), kWeightThreads);
-        const float first = shared.factors[row];
-        const float second = shared.factors[row + 8];
-        if (__any_sync(~0U, first != 1.0F || second != 1.0F)) {
-          scale_sums(sums, first, second);
-        }
-        add_tile(shared, index, half, lane, sums);
-        ptx::group_arrive(weights_empty(0), kWeightThreads);
-      }
-      ptx::group_sync(weights_full(0), kWeightThreads);
-      const float first = shared.factors[row];
-      const float second = shared.factors[row + 8];
-      ptx::group_arrive(weights_empty(0), kWeightThreads);
-      scale_sums(sums, first, second);
-      if constexpr (Work::kBlocks > 1) {
-        merge_sums<Work::kBlocks>(shared.exchange, number, half, sums);
-      }
-      give_sums<Work::kBlocks>(args, segment, sums, row, half * 256 + lane % 4 * 2);
-    }
+    sum_values<ManyBf16, Work>(args, shared, half);
+  }
+  static __device__ __forceinline__ void multiply_values(float (&sums)[64],
+                                                         uint64_t weights,
+                                                         uint64_t values) {
+    ptx::mma_shared<ptx::MmaType::kBf16, 128, true>(sums, weights, values);
   }
 
- private:
-  static __device__ __forceinline__ void add_tile(
-      const Shared& shared, uint32_t index, int half, int lane, ManySums& sums) {
-    ptx::mma_fence();
+  /// Gives a segment's sums of 256 numbers out, those of a whole item times their factors.
+  static __device__ __forceinline__ void give_sums(const LatentArgs& args,
+                                                   const LatentSegment& segment,
+                                                   const ManySums& sums,
+                                                   const float (&factors)[2],
+                                                   int half) {
+    const int row =
+        static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+    const int column = half * 256 + static_cast<int>(threadIdx.x) % 4 * 2;
+    const int32_t queries = segment.queries(args);
 #pragma unroll
-    for (int piece = 0; piece < 4; ++piece) {
-      const uint32_t at = shared.ring.tile(index) + static_cast<uint32_t>(piece) * Ring::kPiece;
-      const uint32_t weights = shared.weights + static_cast<uint32_t>(piece) * 32;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        ptx::mma_shared<ptx::MmaType::kBf16, 128, true>(
-            sums[i], ptx::swizzled_descriptor(weights),
-            LatentOperand<>::values(at, half * 4 + i * 2));
+    for (int r = 0; r < 2; ++r) {
+      const int query = row + 8 * r;
+      if (query >= queries) {
+        continue;
       }
-      ptx::mma_commit();
+      if (segment.slot < 0) {
+        uint16_t* const out = segment.result(args, query) + column;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          *reinterpret_cast<uint32_t*>(out + 8 * i) =
+              ptx::pack_bf16(sums[i / 16][i % 16 * 4 + 2 * r] * factors[r],
+                             sums[i / 16][i % 16 * 4 + 2 * r + 1] * factors[r]);
+        }
+      } else {
+        const int64_t at = int64_t{segment.slot} * args.columns + query;
+        float* const out = args.partial_sums + at * kLatentValues + column;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          *reinterpret_cast<float2*>(out + 8 * i) =
+              make_float2(sums[i / 16][i % 16 * 4 + 2 * r], sums[i / 16][i % 16 * 4 + 2 * r + 1]);
+        }
+      }
     }
-    release_read_parts(shared.ring, index, lane);
-    ptx::pin(sums[0]);
-    ptx::pin(sums[1]);
   }
 };
 

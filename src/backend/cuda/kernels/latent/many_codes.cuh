@@ -14,7 +14,7 @@ constexpr int kCodedBlocks = 4;  // products of 64 numbers of values, of a warpg
 using CodedSums = float[kCodedBlocks][kManyQueries / 2];
 
 template <typename Codes>
-class ManyCodes {
+class ManyCodes : public FetchedAsTheyAre {
  public:
   static constexpr uint32_t kWeightBuffers = 2;
   static constexpr int kTokenLines = 2 * kManyTokens;
@@ -99,10 +99,9 @@ class ManyCodes {
                                                       int half) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     uint32_t index = 0;
-    uint32_t taken = 0;                    // weights and last factors
-    [[maybe_unused]] uint32_t number = 0;  // of segments
+    uint32_t taken = 0;  // weights and last factors
     CodedSums sums;
-    for (Work work(args); work.more(); work.next(args), ++number) {
+    for (Work work(args); work.more(); work.next(args)) {
       const LatentSegment segment = work.segment();
 #pragma unroll
       for (int i = 0; i < kCodedBlocks * kManyQueries / 2; ++i) {
@@ -120,10 +119,7 @@ class ManyCodes {
       ptx::group_sync(weights_full(buffer), kWeightThreads);
       scale_sums(shared.factors + buffer * kManyQueries, thread, sums);
       ptx::group_arrive(weights_empty(buffer), kWeightThreads);
-      if constexpr (Work::kBlocks > 1) {
-        merge_sums<Work::kBlocks>(shared.exchange, number, half, sums);
-      }
-      give_sums<Work::kBlocks>(args, segment, sums, half, thread);
+      give_sums(args, segment, sums, half, thread);
     }
   }
 
@@ -219,15 +215,12 @@ class ManyCodes {
     }
   }
 
-  /// Gives a segment's sums of 256 numbers out, two neighbouring ones of a query together: in a
-  /// cluster of kBlocks those that are this block's.
-  template <int kBlocks>
+  /// Gives a segment's sums of 256 numbers out, two neighbouring ones of a query together.
   static __device__ __forceinline__ void give_sums(const LatentArgs& args,
                                                    const LatentSegment& segment,
                                                    const CodedSums& sums,
                                                    int half,
                                                    int thread) {
-    const uint32_t self = kBlocks > 1 ? ptx::cluster_rank() : 0;
     const int lane = thread % 32;
     const int32_t queries = segment.queries(args);
     const int dim = half * 256 + thread / 32 * 16 + lane / 4 * 2;
@@ -240,9 +233,6 @@ class ManyCodes {
       const int at = q / 2 * 4 + q % 2;
 #pragma unroll
       for (int block = 0; block < kCodedBlocks; ++block) {
-        if (!OwnChunks<kBlocks>::has(block * kManyQueries / 8 + q / 2, self)) {
-          continue;
-        }
         const float first = sums[block][at];
         const float second = sums[block][at + 2];
         if (segment.slot < 0) {

@@ -1,10 +1,10 @@
 #pragma once
 
-// Latent attention for items of 64 queries (sm_90a): four warpgroups. One fetches; one multiplies
-// queries by a tile's rows and makes weights of the scores; two multiply weights by the tile's
-// first 512 numbers, 256 each, so that the tensor cores have work while weights are made.
+// Latent attention for items of 64 queries (sm_90a): four warpgroups. One fetches, and widens rows
+// of 4 bits; one multiplies queries by a tile's rows and makes weights of the scores; two multiply
+// weights by the tile's first 512 numbers, 256 each, so that the tensor cores have work while
+// weights are made.
 
-#include "backend/cuda/kernels/latent/clusters.cuh"
 #include "backend/cuda/kernels/latent/queries.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
@@ -15,7 +15,6 @@ constexpr int kManyQueries = 64;
 constexpr int kManyThreads = 512;
 constexpr int kManyTokens = 64;  // of a tile
 constexpr uint32_t kManyWeightBytes = kManyQueries * kManyTokens * 2;
-constexpr size_t kMostSharedBytes = 227 * 1024;  // of a block
 
 using ManyScores = float[kManyTokens / 2];
 
@@ -28,23 +27,45 @@ __device__ __forceinline__ uint32_t weights_full(uint32_t buffer) { return 2 + 2
 /// They have been read.
 __device__ __forceinline__ uint32_t weights_empty(uint32_t buffer) { return 3 + 2 * buffer; }
 
-/// Shared memory of the kernel. Form: how rows are kept (many_bf16.cuh, many_codes.cuh).
+/// Shared memory of the kernel. Form: how rows are kept (many_bf16.cuh, many_codes.cuh,
+/// many_int4.cuh).
 template <typename Form>
 struct ManyShared {
   static constexpr uint32_t kWeightsAt = Form::Ring::kBytes + Form::Queries::kBytes;
-  static constexpr int kBytes =
-      static_cast<int>(kWeightsAt + Form::kWeightBuffers * kManyWeightBytes);
-  static_assert(kWeightsAt % 1024 == 0);
-  typename Form::Ring ring;
+  static constexpr uint32_t kFetchedAt = kWeightsAt + Form::kWeightBuffers * kManyWeightBytes;
+  static constexpr int kBytes = static_cast<int>(kFetchedAt + Form::Fetched::kBytes);
+  static_assert(kWeightsAt % 1024 == 0 && kFetchedAt % 1024 == 0);
+  typename Form::Ring ring;        // of what is multiplied
+  typename Form::Fetched fetched;  // of rows before they are widened
   uint32_t queries;
   uint32_t weights;        // [buffers][64, 64] of 2 bytes of a tile, 128-byte swizzle
   float* factors;          // [buffers][64] that earlier sums are to be multiplied by
   QueryPlace query_place;  // of coded queries
   float4* tokens;          // [2][64] what the scales of a tile's coded rows mean
-  ClusterExchange exchange;
 
   [[nodiscard]] __device__ uint32_t weights_of(uint32_t buffer) const {
     return weights + buffer * kManyWeightBytes;
+  }
+};
+
+/// Of forms that multiply rows as they are fetched.
+struct FetchedAsTheyAre {
+  struct Fetched {
+    static constexpr uint32_t kBytes = 0;
+    static constexpr uint32_t kBarriers = 0;
+    uint32_t tiles;
+    uint32_t barriers;
+    __device__ void init(uint32_t /*readers*/) const {}
+  };
+  static constexpr uint32_t kWriters = 1;  // of a tile
+  static constexpr uint32_t kReaders = 0;  // of a fetched one
+
+  /// The warpgroup that fetches.
+  template <typename Work, typename Shared>
+  static __device__ __forceinline__ void fetch(const LatentArgs& args, const Shared& shared) {
+    if (threadIdx.x / 32 == 12) {
+      fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
+    }
   }
 };
 
@@ -125,7 +146,6 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
   const int row = thread / 32 * 16 + lane / 4;
   uint32_t index = 0;  // of tiles
   uint32_t given = 0;  // weights and last factors
-  uint32_t known = 0;  // of these, the first ones, which have been waited for
   uint32_t taken = 0;  // segments
   const auto publish = [&](const float(&factors)[2]) {
     const uint32_t buffer = given % kBuffers;
@@ -137,18 +157,10 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
     ptx::group_arrive(weights_full(buffer), kWeightThreads);
     ++given;
   };
-  /// The next buffer has been read.
   const auto wait_read = [&] {
-    if (given - known >= kBuffers) {
+    if (given >= kBuffers) {
       ptx::group_sync(weights_empty(given % kBuffers), kWeightThreads);
     }
-  };
-  const auto wait_all_read = [&] {
-    for (uint32_t last = given - known < kBuffers ? known : given - kBuffers; last < given;
-         ++last) {
-      ptx::group_sync(weights_empty(last % kBuffers), kWeightThreads);
-    }
-    known = given;
   };
   for (Work work(args); work.more(); work.next(args), ++taken) {
     const LatentSegment segment = work.segment();
@@ -160,10 +172,16 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
     const int32_t always = segment.seen(args, 0);  // what all queries of the item see
     ManyRows rows{{-INFINITY, -INFINITY}, {0.0F, 0.0F}};
     const auto begin = [&](int32_t tile, uint32_t at) {
-      shared.ring.wait_full(at);
-      if ((tile + 1) * kManyTokens > segment.kv_len) {  // values past the end must be finite
-        clear_rows(shared.ring, at, segment.kv_len - tile * kManyTokens, thread);
-        ptx::group_sync(kWeigherBarrier, 128);
+      const int32_t known = segment.kv_len - tile * kManyTokens;
+      if constexpr (Form::Fetched::kBytes > 0) {
+        Form::prepare(shared, at, known, thread);
+        shared.ring.wait_full(at);
+      } else {
+        shared.ring.wait_full(at);
+        if (known < kManyTokens) {  // values past the end must be finite
+          clear_rows(shared.ring, at, known, thread);
+          ptx::group_sync(kWeigherBarrier, 128);
+        }
       }
       form.begin(shared, at, thread);
     };
@@ -184,105 +202,79 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
       store_weights<Form>(scores, shared.weights_of(given % kBuffers), row, lane);
       publish(keep);
     };
-    if (Work::kBlocks == 1 || segment.first_tile < segment.end_tile) {
-      ManyScores scores;
-      begin(segment.first_tile, index);
-      for (int32_t tile = segment.first_tile; tile < segment.end_tile - 1; ++tile, ++index) {
-        form.finish(shared, index, thread, scores);
-        if constexpr (Form::kAhead) {
-          begin(tile + 1, index + 1);
-          weigh(tile, scores);
-        } else {
-          weigh(tile, scores);
-          begin(tile + 1, index + 1);
-        }
-      }
+    ManyScores scores;
+    begin(segment.first_tile, index);
+    for (int32_t tile = segment.first_tile; tile < segment.end_tile - 1; ++tile, ++index) {
       form.finish(shared, index, thread, scores);
-      weigh(segment.end_tile - 1, scores);
-      ++index;
+      if constexpr (Form::kAhead) {
+        begin(tile + 1, index + 1);
+        weigh(tile, scores);
+      } else {
+        weigh(tile, scores);
+        begin(tile + 1, index + 1);
+      }
     }
+    form.finish(shared, index, thread, scores);
+    weigh(segment.end_tile - 1, scores);
+    ++index;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.total[r] += __shfl_xor_sync(~0U, rows.total[r], 1);
       rows.total[r] += __shfl_xor_sync(~0U, rows.total[r], 2);
     }
     const bool whole = segment.slot < 0;
-    float keep[2] = {1.0F, 1.0F};
-    if constexpr (Work::kBlocks > 1) {
-      wait_all_read();
-      exchange_tops<Work::kBlocks>(shared.exchange, taken, args.score_factor, rows.top, rows.total,
-                                   keep);
-    } else {
-      wait_read();
-    }
-    const float last[2] = {whole ? keep[0] / rows.total[0] : keep[0],
-                           whole ? keep[1] / rows.total[1] : keep[1]};
+    const float last[2] = {whole ? 1.0F / rows.total[0] : 1.0F,
+                           whole ? 1.0F / rows.total[1] : 1.0F};
+    wait_read();
     publish(last);
-    if (!whole && lane % 4 == 0 && (Work::kBlocks == 1 || ptx::cluster_rank() == 0)) {
+    if (!whole && lane % 4 == 0) {
       float2* const tops = args.partial_tops + int64_t{segment.slot} * args.columns;
       tops[row] = make_float2(rows.top[0], rows.total[0]);
       tops[row + 8] = make_float2(rows.top[1], rows.total[1]);
     }
   }
-  wait_all_read();  // barriers are left as they were found
+  // Barriers are left as they were found.
+  for (uint32_t last = given < kBuffers ? 0 : given - kBuffers; last < given; ++last) {
+    ptx::group_sync(weights_empty(last % kBuffers), kWeightThreads);
+  }
 }
 
-/// Work: LatentLine, LatentClusterLine with clusters of as many blocks, or LatentBlock with a grid
-/// of (items of kPrefillRows rows, blocks of rows).
+/// Work: LatentLine, or LatentBlock with a grid of (items of kPrefillRows rows, blocks of rows).
 template <typename Form, typename Work>
 __global__ __launch_bounds__(kManyThreads,
                              1) void many_latent_sm90(const __grid_constant__ LatentArgs args) {
 #if __CUDA_ARCH__ >= 900
   using Shared = ManyShared<Form>;
   extern __shared__ __align__(1024) uint8_t memory[];
-  __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
+  __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers + Form::Fetched::kBarriers];
   __shared__ float factors[Form::kWeightBuffers * kManyQueries];
   __shared__ __align__(16) float query_scales[kManyQueries];
   __shared__ __align__(8) uint64_t query_barrier;
   __shared__ float4 tokens[Form::kTokenLines];
-  __shared__ __align__(8) uint64_t exchange_barriers[kExchangeBarriers];
-  __shared__ uint4 exchange_tops[Work::kBlocks > 1 ? Work::kBlocks * kExchangeTops : 1];
-  static_assert(OwnChunks<Work::kBlocks>::kBytes <= Form::Ring::kBytes);
-  static_assert(Shared::kBytes + sizeof(barriers) + sizeof(factors) + sizeof(query_scales) +
-                    sizeof(tokens) + sizeof(exchange_tops) + sizeof(exchange_barriers) + 16 <=
-                kMostSharedBytes);
   Shared shared{};
   shared.ring.tiles = ptx::shared_address(memory);
   shared.ring.barriers = ptx::shared_address(barriers);
   shared.queries = shared.ring.tiles + Form::Ring::kBytes;
   shared.weights = shared.ring.tiles + Shared::kWeightsAt;
+  shared.fetched.tiles = shared.ring.tiles + Shared::kFetchedAt;
+  shared.fetched.barriers = shared.ring.barriers + 8 * Form::Ring::kBarriers;
   shared.factors = factors;
   shared.query_place.codes = shared.queries;
   shared.query_place.scales = query_scales;
   shared.query_place.barrier = ptx::shared_address(&query_barrier);
   shared.tokens = tokens;
-  if constexpr (Work::kBlocks > 1) {
-    shared.exchange = {.sums = shared.ring.tiles,
-                       .tops = ptx::shared_address(exchange_tops),
-                       .barriers = ptx::shared_address(exchange_barriers)};
-  }
   if (threadIdx.x == 0) {
-    shared.ring.init(8);  // warps that sum
+    shared.ring.init(8, Form::kWriters);  // warps that sum
+    shared.fetched.init(Form::kReaders);
     ptx::barrier_init(shared.query_place.barrier, 1);
-    if constexpr (Work::kBlocks > 1) {
-      init_exchange(shared.exchange);
-    }
     ptx::barrier_init_fence();
   }
   ptx::allow_successor();
-  if constexpr (Work::kBlocks > 1) {
-    ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 3) {
     ptx::registers_release<Form::kFetchRegisters>();
-    if (threadIdx.x / 32 == 12) {
-      fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32,
-                          shared.exchange.segment_ended());
-    }
+    Form::template fetch<Work>(args, shared);
   } else if (group == 2) {
     Form::take_weigher_registers();
     ptx::wait_for_predecessor();

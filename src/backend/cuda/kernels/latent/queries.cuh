@@ -176,14 +176,13 @@ constexpr uint32_t kQueryImage = Queries::kBytes + 4 * Queries::kCount;
 
 /// The queries of a segment of the line, its block's number `taken`, from their image. By 128
 /// threads, none of which reads the queries before any more; they need no further barrier.
-template <typename Queries, int kOfShare>
-requires Queries::kImages __device__ __forceinline__ void take_queries(
-    const LatentArgs& args,
-    const LatentSegment& segment,
-    const QueryPlace& to,
-    uint32_t taken,
-    int thread,
-    const LatentShare<kOfShare>& /*work*/) {
+template <typename Queries>
+requires Queries::kImages __device__ __forceinline__ void take_queries(const LatentArgs& args,
+                                                                       const LatentSegment& segment,
+                                                                       const QueryPlace& to,
+                                                                       uint32_t taken,
+                                                                       int thread,
+                                                                       const LatentLine& /*work*/) {
   constexpr uint32_t kBytes = kQueryImage<Queries>;
   if (thread == 0) {
     const int64_t item =
@@ -229,13 +228,12 @@ requires Queries::kImages __device__ __forceinline__ void take_queries(
 
 /// The same of queries as they came.
 template <typename Queries, typename Work>
-requires(!Queries::kImages) __device__ __forceinline__
-    void take_queries(const LatentArgs& args,
-                      const LatentSegment& segment,
-                      const QueryPlace& to,
-                      uint32_t /*taken*/,
-                      int thread,
-                      const Work& /*work*/) {
+__device__ __forceinline__ void take_queries(const LatentArgs& args,
+                                             const LatentSegment& segment,
+                                             const QueryPlace& to,
+                                             uint32_t /*taken*/,
+                                             int thread,
+                                             const Work& /*work*/) {
   fetch_queries<Queries::kCount>(args, segment, to.codes, thread);
   ptx::copy_wait<0>();
   ptx::fence_shared_to_async();
