@@ -27,6 +27,7 @@ FAMILIES = [
     # Hopper takes gemm_w4ax_sm90 instead; the class form with blocks of 32 has two products there
     # for each of sm_80.
     (r"w4ax_kernel<", ("IMMA", "LDGSTS"), 352),
+    (r"w4ax_experts<", ("IMMA", "LDGSTS"), 0),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
     (r"sm80::(gemm|grouped)_kernel<.*CodecFp8", ("HMMA|QMMA", "LDGSTS"), 0),
     # Three registers too few in its largest tile; Hopper takes gemm_w4a16_channel_sm90 instead.
@@ -64,7 +65,7 @@ MOST_WAITS = 0.75
 WAITS_FOR_EACH = re.compile(r"W4AxForm<4,")  # blocks of 32: each product is a sum of its own
 # Products of INT4, which GPUs before Hopper have: where they are made for, and what Hopper calls
 # instead, 190 instructions around two products of INT8.
-INT4_FAMILY = r"w4ax_kernel<"
+INT4_FAMILIES = {r"w4ax_kernel<", r"w4ax_experts<"}
 INT4_PRODUCT = re.compile(r"\bIMMA\.\d+\.S4\.S4\b")
 INT4_ROUTINE = b"mma_sub_byte"
 # The same of benchmarks' own kernels, by the name of the program that has them. Small tiles have
@@ -127,7 +128,7 @@ def main():
         for operation in wanted:
             if not any(counts[op] for op in operation.split("|")):
                 errors.append(f"{title}: no {operation}")
-        if architecture == "sm_80" and pattern == INT4_FAMILY and not counts["INT4"]:
+        if architecture == "sm_80" and pattern in INT4_FAMILIES and not counts["INT4"]:
             errors.append(f"{title}: no products of INT4")
         if architecture.startswith("sm_9") and counts["INT4"]:
             errors.append(f"{title}: products of INT4, which Hopper has not")

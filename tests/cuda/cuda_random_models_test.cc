@@ -26,6 +26,7 @@
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
 #include "quantizer/quantize.h"
+#include "random_expert_blocks.h"
 #include "synthetic/dummy.h"
 #include "tested_families.h"
 
@@ -138,11 +139,18 @@ class CudaRandomModels : public ::testing::TestWithParam<RandomModel> {
     QuantizeOptions options;
     options.source = folder;
     options.destination = folder.string() + "_quantized";
-    options.plan.rules.scheme = find_scheme(GetParam().scheme).value();
+    const QuantScheme scheme = find_scheme(GetParam().scheme).value();
+    const bool blocks = in_blocks(scheme.act);  // of routed experts alone
+    options.plan.rules.scheme = blocks ? weights_alone(scheme) : scheme;
     options.existing = ExistingOutput::kReplace;
     const auto report = quantize_checkpoint(options);
     ASSERT_TRUE(report.ok()) << report.status().message();
     folder_ = options.destination;
+    if (blocks) {
+      constexpr int kBlock = 32;  // where weights have no groups
+      add_random_expert_blocks(folder_, scheme,
+                               scheme.weight.grouped() ? scheme.weight.group_size : kBlock);
+    }
   }
 
   static std::vector<int32_t> tokens(int32_t count, int32_t seed) {
@@ -240,7 +248,10 @@ INSTANTIATE_TEST_SUITE_P(Floats,
                                            RandomModel{"deepseek", "bf16"},
                                            RandomModel{"deepseek_dense", "bf16"},
                                            RandomModel{"deepseek", "w8a8_fp8_block"},
-                                           RandomModel{"qwen3_moe", "w8a16_channel"}),
+                                           RandomModel{"qwen3_moe", "w8a16_channel"},
+                                           RandomModel{"qwen3_moe", "w4ax"},
+                                           RandomModel{"qwen2_moe", "w4ax_b32"},
+                                           RandomModel{"qwen3_moe", "w4ax_class"}),
                          [](const auto& info) {
                            return std::string(info.param.name) + "_" + info.param.scheme;
                          });

@@ -196,6 +196,90 @@ TEST(BlockRows, AreNormedAndActivatedInFrontOfIt) {
   });
 }
 
+// Rows that are each of an expert with blocks and an order of its own, or none: as one by one.
+TEST(BlockRows, OfExpertsAreActivatedAsEachOfThem) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int64_t kRows = 9, kWanted = 7;
+  std::mt19937 random(12);
+  for (const int64_t n : {64, 192, 2048}) {
+    for (const WeightFormat& weight : {groups_of(32), kChannels}) {
+      SCOPED_TRACE(::testing::Message() << "n " << n << (weight.grouped() ? "" : " by class"));
+      const bool by_class = !weight.grouped();
+      const std::vector<ActSpec> specs = {random_spec(n, 32, true, random),
+                                          random_spec(n, by_class ? 64 : 32, false, random),
+                                          random_spec(n, 32, true, random)};
+      const auto experts = DeviceExpertBlocks::create(specs, weight, n).value();
+      ASSERT_NE(experts->view().each, nullptr);
+      ASSERT_NE(experts->view().all.columns, nullptr);
+      std::vector<float> x = random_values(static_cast<size_t>(2 * kRows * n), 6, 1.0F);
+      const DeviceArray<uint16_t> given(to_bf16(x));
+      const std::vector<int32_t> of_rows = {0, 0, 1, 1, 1, 2, 0, -5, 99};  // of those wanted
+      const DeviceArray<int32_t> device_experts(of_rows), wanted(std::vector<int32_t>{kWanted});
+      const auto stride = static_cast<size_t>(int_scale_stride(kRows));
+      const auto scale_rows = static_cast<size_t>(int_scale_rows(experts->view().all, n));
+      const DeviceArray<uint8_t> codes(static_cast<size_t>(kRows * n));
+      const DeviceArray<float> scales(std::vector<float>(scale_rows * stride, 5.0F));
+      ASSERT_EQ(activation_quantize({.x = given.data(),
+                                     .rows = kRows,
+                                     .n = n,
+                                     .out = {ActFormat::kIntBlocks, codes.data(), scales.data(),
+                                             experts->view().all},
+                                     .wanted = wanted.data(),
+                                     .each_blocks = experts->view().each,
+                                     .experts = device_experts.data()},
+                                    {}),
+                cudaSuccess);
+      const std::vector<uint8_t> got = codes.host();
+      const std::vector<float> got_scales = scales.host();
+      for (int64_t row = 0; row < kWanted; ++row) {
+        const auto at = static_cast<size_t>(row);
+        const auto alone =
+            DeviceBlocks::create(specs[static_cast<size_t>(of_rows[at])], weight, n).value();
+        const DeviceArray<uint8_t> own(static_cast<size_t>(n));
+        const DeviceArray<float> own_scales(scale_rows * static_cast<size_t>(int_scale_stride(1)));
+        ASSERT_EQ(activation_quantize({.x = given.data() + row * 2 * n,
+                                       .rows = 1,
+                                       .n = n,
+                                       .out = {ActFormat::kIntBlocks, own.data(), own_scales.data(),
+                                               alone->view()}},
+                                      {}),
+                  cudaSuccess);
+        const auto first = got.begin() + row * n;
+        EXPECT_EQ(own.host(), std::vector<uint8_t>(first, first + n)) << "row " << row;
+        const std::vector<float> wanted_scales = own_scales.host();
+        for (size_t s = 0; s < scale_rows; ++s) {
+          EXPECT_EQ(got_scales[s * stride + at], wanted_scales[s * 8]) << "row " << row;
+        }
+      }
+      for (size_t s = 0; s < scale_rows; ++s) {
+        EXPECT_EQ(got_scales[s * stride + kWanted], 5.0F);
+      }
+    }
+  }
+}
+
+TEST(DeviceExpertBlocks, ThatAreAlikeAreOne) {
+  NIBBLE_NEEDS_GPU();
+  std::mt19937 random(13);
+  const ActSpec spec = random_spec(256, 64, true, random);
+  const std::vector<ActSpec> alike(3, spec);
+  EXPECT_EQ(DeviceExpertBlocks::create(alike, kChannels, 256).value()->view().each, nullptr);
+  const std::vector<ActSpec> others = {spec, random_spec(256, 64, false, random)};
+  EXPECT_NE(DeviceExpertBlocks::create(others, kChannels, 256).value()->view().each, nullptr);
+}
+
+TEST(DeviceExpertBlocks, RefuseWhatOneOfThemCannotBe) {
+  std::mt19937 random(14);
+  std::vector<ActSpec> specs = {random_spec(256, 64, false, random),
+                                random_spec(192, 64, false, random)};
+  EXPECT_FALSE(DeviceExpertBlocks::create(specs, kChannels, 256).ok());
+  specs[1].blocks = nullptr;
+  EXPECT_THAT(std::string(DeviceExpertBlocks::create(specs, kChannels, 256).status().message()),
+              ::testing::HasSubstr("without the bits"));
+  const std::vector<ActSpec> others = {ActSpec(ActFormat::kInt8Token)};
+  EXPECT_EQ(DeviceExpertBlocks::create(others, kChannels, 256).value(), nullptr);
+}
+
 TEST(ClassOrder, PutsBlocksOf8BitsFirst) {
   BlockPrecision blocks{.block = 64, .bits = {4, 4, 8, 8, 4, 8, 4, 4, 8, 8}, .clip = 1.0F};
   const ClassOrder order = class_order(blocks);

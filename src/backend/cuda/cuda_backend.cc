@@ -229,17 +229,17 @@ class CudaBackend final : public Backend {
       down.push_back(expert.down);
     }
     const PackedFor how{.max_m = request.max_m, .experts = std::ssize(request.experts)};
+    const ExpertsForm& form = request.form;
+    const std::span<const ActSpec> down_acts =
+        form.down_acts.empty() ? std::span(&form.down_act, 1) : std::span(form.down_acts);
     CudaExperts::Parts parts;
-    NIBBLE_ASSIGN_OR_RETURN(parts.gate_up, pack(gate_up, request.form.act, how));
-    NIBBLE_ASSIGN_OR_RETURN(parts.down, pack(down, request.form.down_act, how));
+    NIBBLE_ASSIGN_OR_RETURN(parts.gate_up, pack_part(gate_up, {&form.act, 1}, how));
+    NIBBLE_ASSIGN_OR_RETURN(parts.down, pack_part(down, down_acts, how));
     // The first expert of a layer is checked on its own weights; the others take the same kernels.
     const std::span<const QuantView> both(gate_up);
-    for (const auto& [packed, views] :
-         {std::pair(parts.gate_up, both.first(2)),
-          std::pair(parts.down, std::span<const QuantView>(down).first(1))}) {
-      CudaGemm first(packed, request.max_m, gemm_context());
-      NIBBLE_RETURN_IF_ERROR(check_packed(first, views, packed->problem().act));
-    }
+    NIBBLE_RETURN_IF_ERROR(check_first(parts.gate_up, both.first(2), form.act, request.max_m));
+    NIBBLE_RETURN_IF_ERROR(
+        check_first(parts.down, std::span(down).first(1), down_acts.front(), request.max_m));
     auto experts = CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
     recordable_ = recordable_ && (!experts.ok() || (*experts)->recordable());
     return experts;
@@ -419,6 +419,29 @@ class CudaBackend final : public Backend {
                           [&] { return PackedMatrices::create(parts, product, gemm_context()); });
   }
 
+  /// One of the products of a layer's experts, which read rows in the form of `acts`: one of all or
+  /// one of each.
+  Result<CudaExperts::Part> pack_part(std::span<const QuantView> views,
+                                      std::span<const ActSpec> acts,
+                                      const PackedFor& how) {
+    const QuantView& first = views.front();
+    auto blocks = DeviceExpertBlocks::create(acts, first.format, first.k);
+    if (!blocks.ok()) {
+      return blocks.status().with_context(first.name);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(auto weights, pack(views, acts.front(), how));
+    return CudaExperts::Part{std::move(weights), std::move(blocks).value()};
+  }
+
+  Status check_first(const CudaExperts::Part& part,
+                     std::span<const QuantView> views,
+                     const ActSpec& act,
+                     int64_t max_m) {
+    NIBBLE_ASSIGN_OR_RETURN(auto blocks, blocks_of(views.front(), act));
+    CudaGemm first(part.weights, max_m, gemm_context(), std::move(blocks));
+    return check_packed(first, views, with_type(act));
+  }
+
   /// Waits until the weights of `gemm` are packed and compares its products with those of `parts`.
   Status check_packed(CudaGemm& gemm, std::span<const QuantView> parts, const ActSpec& act) {
     NIBBLE_RETURN_IF_ERROR(wait_for("packing weights"));
@@ -442,16 +465,15 @@ class CudaBackend final : public Backend {
                                     : "activations with a stored scale (static)");
   }
 
-  // Rows of all experts are rounded by one kernel, which knows no expert.
+  // Of the forms that rows of experts have, blocks alone may be others for each expert.
   static Status check_rows_of(const ExpertsForm& form) {
-    const bool blocks = in_blocks(form.act.format) || in_blocks(form.down_act_of(0).format);
-    return !blocks && form.down_acts.empty()
+    return form.down_acts.empty() || in_blocks(form.down_acts.front().format)
                ? Status()
                : make_error(StatusCode::kUnsupported,
-                            "no CUDA kernel rounds rows of routed experts {}; use --device cpu, or "
-                            "quantize experts in another scheme (nibble quantize --rule "
-                            "'*experts*=NAME')",
-                            blocks ? "in blocks of two precisions" : "otherwise for each expert");
+                            "no CUDA kernel rounds {} rows of routed experts otherwise for each "
+                            "expert; use --device cpu, or quantize experts in another scheme "
+                            "(nibble quantize --rule '*experts*=NAME')",
+                            name_of(form.down_acts.front().format));
   }
 
   Status take_kernels() {

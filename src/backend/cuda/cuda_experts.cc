@@ -76,9 +76,10 @@ int64_t bytes_of(ActFormat act) { return act == ActFormat::kBf16 ? 2 : 1; }
 }  // namespace
 
 int64_t ExpertScratch::row_bytes(int64_t top_k, int64_t hidden, int64_t width) {
-  // x with the scales of its groups, gate_up, down and what belongs to a slot.
+  // x with the scales of its groups or blocks, gate_up, down and what belongs to a slot.
   const int64_t most = std::max(hidden, width);
-  return top_k * (2 * most + most / 32 + 4 * width + 4 * hidden + 40);
+  const int64_t scales = row_scales(ActFormat::kIntBlocks, most);
+  return top_k * (2 * most + 4 * scales + 4 * width + 4 * hidden + 44);
 }
 
 Status ExpertScratch::reserve(const Sizes& sizes) {
@@ -87,11 +88,12 @@ Status ExpertScratch::reserve(const Sizes& sizes) {
   NIBBLE_RETURN_IF_ERROR(grow(chosen, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(weights, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(slot_of, slots * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(expert_of, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(tiles, sizes.tiles() * static_cast<int64_t>(sizeof(ExpertTile))));
   NIBBLE_RETURN_IF_ERROR(grow(tile_count, 3 * 4));
   NIBBLE_RETURN_IF_ERROR(grow(counts, sizeof(ExpertCounts)));
   NIBBLE_RETURN_IF_ERROR(grow(x, slots * std::max(sizes.hidden, sizes.width) * 2));
-  NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * sizes.row_scales * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(x_scales, int_scale_stride(slots) * sizes.row_scales * 4));
   NIBBLE_RETURN_IF_ERROR(grow(gate_up, slots * 2 * sizes.width * 2));
   return grow(down, slots * sizes.hidden * 4);
 }
@@ -111,12 +113,14 @@ CudaExperts::CudaExperts(const ExpertsRequest& request,
   const auto on_device = [](ActFormat act) {
     return act == ActFormat::kFloat ? ActFormat::kBf16 : act;
   };
-  gate_up_.weights = std::move(parts.gate_up);
-  down_.weights = std::move(parts.down);
+  gate_up_.weights = std::move(parts.gate_up.weights);
+  gate_up_.blocks = std::move(parts.gate_up.blocks);
+  down_.weights = std::move(parts.down.weights);
+  down_.blocks = std::move(parts.down.blocks);
   gate_up_.act = on_device(form_.act.format);
   gate_up_.n = 2 * first.gate.n;
   gate_up_.k = first.gate.k;
-  down_.act = on_device(form_.down_act.format);
+  down_.act = on_device(form_.down_act_of(0).format);
   down_.n = first.down.n;
   down_.k = first.down.k;
   for (Side* side : {&gate_up_, &down_}) {
@@ -168,6 +172,10 @@ ExpertScratch::Sizes CudaExperts::sizes() const {
 
 int64_t CudaExperts::most_row_scales() const {
   return std::max(row_scales(gate_up_.act, gate_up_.k), row_scales(down_.act, down_.k));
+}
+
+int64_t CudaExperts::Side::scales() const {
+  return blocks != nullptr ? int_scale_rows(blocks->view().all, k) : row_scales(act, k);
 }
 
 Result<QuantTensor> CudaExperts::unpack(int64_t expert, ExpertPart part) const {
@@ -262,6 +270,7 @@ void CudaExperts::choose(const ExpertArgs& args) {
   compute_logits(args, {.stream = context_.stream});
   RouteRowsArgs route = routing(args);
   route.rows_there = context_.rows != nullptr ? context_.rows->there : nullptr;
+  const bool differ = down_.blocks != nullptr && down_.blocks->view().each != nullptr;
   must(route_and_sort(route,
                       {.chosen = memory_.chosen.as<int32_t>(),
                        .experts = static_cast<int32_t>(experts_),
@@ -269,6 +278,7 @@ void CudaExperts::choose(const ExpertArgs& args) {
                        .rows = args.m,
                        .cut = cut_,
                        .slot_of = memory_.slot_of.as<int32_t>(),
+                       .expert_of = differ ? memory_.expert_of.as<int32_t>() : nullptr,
                        .tiles = memory_.tiles.as<ExpertTile>(),
                        .tile_count = memory_.tile_count.as<int32_t>(),
                        .max_tiles = max_tiles_,
@@ -309,7 +319,10 @@ const void* CudaExperts::round_rows(const ExpertArgs& args) {
   if (row_scales(gate_up_.act, gate_up_.k) == 0) {
     return args.x.data;
   }
-  const QuantizedRows out{gate_up_.act, context_.scratch.values(), context_.scratch.scales()};
+  QuantizedRows out{gate_up_.act, context_.scratch.values(), context_.scratch.scales()};
+  if (gate_up_.blocks != nullptr) {
+    out.blocks = gate_up_.blocks->view().all;
+  }
   must(quantize_rows({.x = args.x.data, .rows = args.m, .n = gate_up_.k, .out = out},
                      {context_.stream}),
        "rounding activations");
@@ -319,15 +332,18 @@ const void* CudaExperts::round_rows(const ExpertArgs& args) {
 /// Each row is rounded once, then copied to its slots.
 void CudaExperts::scatter(const ExpertArgs& args) {
   const void* rows = round_rows(args);
+  const bool blocks = gate_up_.blocks != nullptr;  // whose scales lie below each other
   must(scatter_rows({.from = rows,
                      .scales = context_.scratch.scales(),
-                     .row_scales = row_scales(gate_up_.act, gate_up_.k),
+                     .row_scales = gate_up_.scales(),
                      .slot_of = memory_.slot_of.as<int32_t>(),
                      .top_k = static_cast<int32_t>(form_.top_k),
                      .rows = args.m,
                      .row_bytes = gate_up_.k * bytes_of(gate_up_.act),
                      .to = memory_.x.as<void>(),
-                     .slot_scales = memory_.x_scales.as<float>()},
+                     .slot_scales = memory_.x_scales.as<float>(),
+                     .scale_stride = blocks ? int_scale_stride(args.m) : 0,
+                     .slot_scale_stride = blocks ? int_scale_stride(args.m * form_.top_k) : 0},
                     {context_.stream}),
        "copying rows");
 }
@@ -337,14 +353,18 @@ void CudaExperts::activate(int64_t slots) {
   const bool filled_up = context_.rows != nullptr && context_.rows->there != nullptr;
   const bool fewer = gate_up_.all == nullptr && (experts_ < all_experts_ || filled_up);
   const int32_t* wanted = fewer ? memory_.tile_count.as<int32_t>() + 2 : nullptr;
-  must(activation_quantize({.x = memory_.gate_up.as<void>(),
-                            .kind = form_.activation,
-                            .rows = slots,
-                            .n = down_.k,
-                            .out = {down_.act, memory_.x.as<void>(), memory_.x_scales.as<float>()},
-                            .limit = form_.limit,
-                            .wanted = wanted},
-                           {context_.stream}),
+  const ExpertBlocks blocks = down_.blocks != nullptr ? down_.blocks->view() : ExpertBlocks();
+  must(activation_quantize(
+           {.x = memory_.gate_up.as<void>(),
+            .kind = form_.activation,
+            .rows = slots,
+            .n = down_.k,
+            .out = {down_.act, memory_.x.as<void>(), memory_.x_scales.as<float>(), blocks.all},
+            .limit = form_.limit,
+            .wanted = wanted,
+            .each_blocks = blocks.each,
+            .experts = memory_.expert_of.as<int32_t>()},
+           {context_.stream}),
        "activation");
 }
 
@@ -355,6 +375,7 @@ void CudaExperts::multiply(const Side& side, const Rows& x, int64_t slots) {
   GroupedLaunch launch = {
       .x = x.data,
       .x_scales = memory_.x_scales.as<float>(),
+      .blocks = side.blocks != nullptr ? &side.blocks->view() : nullptr,
       .packed = weights.at(0),
       .expert_bytes = weights.stride(),
       .bias = floats(side.bias),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/cuda/all_experts.h"
+#include "backend/cuda/device_blocks.h"
 #include "backend/cuda/expert_kernels.h"
 #include "backend/cuda/input_rounding.h"
 #include "backend/cuda/packed_matrices.h"
@@ -38,11 +39,12 @@ class ExpertScratch final {
   DeviceBuffer chosen;      // [rows, top_k] int32
   DeviceBuffer weights;     // [rows, top_k] f32
   DeviceBuffer slot_of;     // [rows, top_k] int32
+  DeviceBuffer expert_of;   // [slots] int32
   DeviceBuffer tiles;       // [2, slots] ExpertTile
   DeviceBuffer tile_count;  // [2] int32, then the slots of experts that are there
   DeviceBuffer counts;      // ExpertCounts of all layers so far
   DeviceBuffer x;           // [slots, hidden or width] of up to 2 bytes
-  DeviceBuffer x_scales;    // [slots, row_scales] f32
+  DeviceBuffer x_scales;    // [slots, row_scales] f32, of blocks as int_blocks.h says
   DeviceBuffer gate_up;     // [slots, 2 width] bf16, or what the activation makes of it
   DeviceBuffer down;        // [slots, hidden] f32
 };
@@ -52,9 +54,13 @@ class ExpertScratch final {
 /// experts (AllExpertsGemm), every expert has a slot for every row of a part of the step.
 class CudaExperts final : public PreparedExperts, public ExpertDrifts {
  public:
-  struct Parts {  // the weights of every expert
-    std::shared_ptr<PackedMatrices> gate_up;
-    std::shared_ptr<PackedMatrices> down;
+  struct Part {  // of every expert
+    std::shared_ptr<PackedMatrices> weights;
+    std::shared_ptr<const DeviceExpertBlocks> blocks;  // of its rows, where they are of kIntBlocks
+  };
+  struct Parts {
+    Part gate_up;
+    Part down;
   };
 
   /// kResourceExhausted.
@@ -85,11 +91,15 @@ class CudaExperts final : public PreparedExperts, public ExpertDrifts {
   /// One of the two products, for every expert.
   struct Side {
     std::shared_ptr<PackedMatrices> weights;
+    std::shared_ptr<const DeviceExpertBlocks> blocks;
     const AllExpertsGemm* all = nullptr;  // its kernel, where it computes all experts
     DeviceBuffer bias;                    // [experts, n] f32; empty: none
     ActFormat act = ActFormat::kBf16;
     int64_t n = 0;
     int64_t k = 0;
+
+    /// Scales of a row.
+    [[nodiscard]] int64_t scales() const;
   };
 
   /// What a product reads, rounded for it.

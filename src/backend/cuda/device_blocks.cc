@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
-#include <span>
+#include <optional>
 #include <vector>
 
 #include "backend/cuda/memory.h"
@@ -40,16 +40,68 @@ class Arrays final {
     std::ranges::copy(std::as_bytes(values), bytes_.begin() + static_cast<ptrdiff_t>(at));
     return at;
   }
-  [[nodiscard]] Result<DeviceBuffer> to_device() const {
-    NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer buffer,
-                            allocate_device(bytes_.size(), "the precisions of channels"));
-    NIBBLE_RETURN_IF_ERROR(copy_to_device(buffer.as<std::byte>(), bytes_.data(), bytes_.size()));
-    return buffer;
-  }
+  [[nodiscard]] size_t size() const { return bytes_.size(); }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
 
  private:
   std::vector<std::byte> bytes_;
 };
+
+/// What a spec has in GPU memory, whose beginning is not known yet.
+struct PlacedBlocks {
+  IntBlocks known;
+  size_t bits = 0, order = 0, precisions = 0, masks = 0;
+  std::optional<size_t> columns;
+
+  [[nodiscard]] IntBlocks at(const std::byte* memory) const {
+    IntBlocks view = known;
+    view.bits = reinterpret_cast<const uint8_t*>(memory + bits);
+    view.order = reinterpret_cast<const uint16_t*>(memory + order);
+    view.precisions = reinterpret_cast<const uint8_t*>(memory + precisions);
+    view.masks = reinterpret_cast<const uint8_t*>(memory + masks);
+    view.columns = columns ? reinterpret_cast<const int32_t*>(memory + *columns) : nullptr;
+    return view;
+  }
+};
+
+/// The weights that rows meet.
+struct Weights {
+  const WeightFormat& format;
+  int64_t k = 0;
+};
+
+Result<PlacedBlocks> place(const ActSpec& spec, const Weights& weights, Arrays& arrays) {
+  if (spec.blocks == nullptr) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "activations in blocks of 4 and 8 bits without the bits of their blocks");
+  }
+  const BlockPrecision& blocks = *spec.blocks;
+  NIBBLE_RETURN_IF_ERROR(check_blocks(blocks, spec.format, weights.format, weights.k));
+  const ClassOrder classes = class_order(blocks);
+  PlacedBlocks placed;
+  placed.known = {.block = blocks.block,
+                  .scales = block_scales_of(weights.format, spec.format),
+                  .clip = blocks.clip,
+                  .eight_blocks = classes.eight_blocks,
+                  .mixed_blocks = classes.mixed_blocks};
+  placed.bits = arrays.add(std::span<const uint8_t>(blocks.bits));
+  placed.order = arrays.add(std::span<const uint16_t>(classes.order));
+  placed.precisions = arrays.add(std::span<const uint8_t>(classes.precisions));
+  placed.masks = arrays.add(std::span<const uint8_t>(classes.masks));
+  if (spec.columns != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(check_columns(*spec.columns, weights.k));
+    placed.columns = arrays.add(std::span<const int32_t>(*spec.columns));
+  }
+  return placed;
+}
+
+Result<DeviceBuffer> allocate_blocks(size_t bytes) {
+  return allocate_device(bytes, "the precisions of channels");
+}
+
+Status copy_blocks(std::span<const std::byte> bytes, std::byte* to) {
+  return copy_to_device(to, bytes.data(), bytes.size());
+}
 
 }  // namespace
 
@@ -83,40 +135,50 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
   if (spec.format != ActFormat::kIntBlocks) {
     return std::shared_ptr<const DeviceBlocks>();
   }
-  if (spec.blocks == nullptr) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "activations in blocks of 4 and 8 bits without the bits of their blocks");
-  }
-  const BlockPrecision& blocks = *spec.blocks;
-  NIBBLE_RETURN_IF_ERROR(check_blocks(blocks, spec.format, weight, k));
-  const ClassOrder classes = class_order(blocks);
   Arrays arrays;
-  const size_t bits = arrays.add(std::span<const uint8_t>(blocks.bits));
-  const size_t order = arrays.add(std::span<const uint16_t>(classes.order));
-  const size_t precisions = arrays.add(std::span<const uint8_t>(classes.precisions));
-  const size_t masks = arrays.add(std::span<const uint8_t>(classes.masks));
-  size_t columns = 0;
-  if (spec.columns != nullptr) {
-    NIBBLE_RETURN_IF_ERROR(check_columns(*spec.columns, k));
-    columns = arrays.add(std::span<const int32_t>(*spec.columns));
-  }
+  NIBBLE_ASSIGN_OR_RETURN(const PlacedBlocks placed, place(spec, {weight, k}, arrays));
   std::shared_ptr<DeviceBlocks> result(new DeviceBlocks);
-  NIBBLE_ASSIGN_OR_RETURN(result->memory_, arrays.to_device());
-  const auto* memory = result->memory_.as<std::byte>();
+  NIBBLE_ASSIGN_OR_RETURN(result->memory_, allocate_blocks(arrays.size()));
+  auto* memory = result->memory_.as<std::byte>();
+  NIBBLE_RETURN_IF_ERROR(copy_blocks(arrays.bytes(), memory));
   result->spec_ = spec;
-  result->view_ = {.block = blocks.block,
-                   .scales = block_scales_of(weight, spec.format),
-                   .clip = blocks.clip,
-                   .bits = reinterpret_cast<const uint8_t*>(memory + bits),
-                   .columns = spec.columns != nullptr
-                                  ? reinterpret_cast<const int32_t*>(memory + columns)
-                                  : nullptr,
-                   .order = reinterpret_cast<const uint16_t*>(memory + order),
-                   .precisions = reinterpret_cast<const uint8_t*>(memory + precisions),
-                   .masks = reinterpret_cast<const uint8_t*>(memory + masks),
-                   .eight_blocks = classes.eight_blocks,
-                   .mixed_blocks = classes.mixed_blocks};
+  result->view_ = placed.at(memory);
   return std::shared_ptr<const DeviceBlocks>(std::move(result));
+}
+
+Result<std::shared_ptr<const DeviceExpertBlocks>> DeviceExpertBlocks::create(
+    std::span<const ActSpec> specs, const WeightFormat& weight, int64_t k) {
+  if (specs.front().format != ActFormat::kIntBlocks) {
+    return std::shared_ptr<const DeviceExpertBlocks>();
+  }
+  const bool alike =
+      std::ranges::all_of(specs, [&](const ActSpec& spec) { return spec == specs.front(); });
+  specs = alike ? specs.first(1) : specs;
+  Arrays arrays;
+  std::vector<PlacedBlocks> placed;
+  for (const ActSpec& spec : specs) {
+    NIBBLE_ASSIGN_OR_RETURN(placed.emplace_back(), place(spec, {weight, k}, arrays));
+  }
+  // Behind them those of every expert, whose pointers are of the GPU.
+  const size_t views_at = round_up(arrays.size(), alignof(IntBlocks));
+  std::shared_ptr<DeviceExpertBlocks> result(new DeviceExpertBlocks);
+  NIBBLE_ASSIGN_OR_RETURN(result->memory_,
+                          allocate_blocks(views_at + specs.size() * sizeof(IntBlocks)));
+  auto* memory = result->memory_.as<std::byte>();
+  std::vector<IntBlocks> views;
+  for (const PlacedBlocks& each : placed) {
+    views.push_back(each.at(memory));
+  }
+  NIBBLE_RETURN_IF_ERROR(copy_blocks(arrays.bytes(), memory));
+  NIBBLE_RETURN_IF_ERROR(copy_blocks(std::as_bytes(std::span(views)), memory + views_at));
+  result->view_.all = views.front();
+  if (!alike) {
+    const auto has_columns = [](const IntBlocks& view) { return view.columns != nullptr; };
+    const auto found = std::ranges::find_if(views, has_columns);
+    result->view_.all.columns = found == views.end() ? nullptr : found->columns;
+    result->view_.each = reinterpret_cast<const IntBlocks*>(memory + views_at);
+  }
+  return std::shared_ptr<const DeviceExpertBlocks>(std::move(result));
 }
 
 }  // namespace nibble::cuda

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "backend/cuda/int_blocks.h"
 #include "core/device_buffer.h"
@@ -29,6 +30,25 @@ class DeviceBlocks final {
   ActSpec spec_;
   DeviceBuffer memory_;
   IntBlocks view_;
+};
+
+/// The same of the rows that experts of a layer read, in one piece of memory.
+class DeviceExpertBlocks final {
+ public:
+  /// Of one spec for all experts or one for each; null for other formats than kIntBlocks. The
+  /// errors of DeviceBlocks::create().
+  static Result<std::shared_ptr<const DeviceExpertBlocks>> create(std::span<const ActSpec> specs,
+                                                                  const WeightFormat& weight,
+                                                                  int64_t k);
+
+  /// Specs that are all the same are one.
+  [[nodiscard]] const ExpertBlocks& view() const { return view_; }
+
+ private:
+  DeviceExpertBlocks() = default;
+
+  DeviceBuffer memory_;
+  ExpertBlocks view_;
 };
 
 /// The order of K in blocks of 128 for products with a sum for each class: those whose channels all

@@ -62,6 +62,7 @@ cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
 /// those of most steps first; those past a list's last have no rows. Experts of up to cut.few rows
 /// are in the second list. Slots of no expert (-1) are passed over.
 ///   slot_of [rows, top_k], tiles [1 or 2][max_tiles], tile_count [1 or 2]
+///   expert_of [rows * top_k], of each slot in the new order that has an expert, or null
 ///   slot_count: slots that have an expert, or null; counts: what this run is added to, or null
 struct SortSlotsArgs {
   const int32_t* chosen = nullptr;
@@ -70,6 +71,7 @@ struct SortSlotsArgs {
   int64_t rows = 0;
   TileRows cut;
   int32_t* slot_of = nullptr;
+  int32_t* expert_of = nullptr;
   ExpertTile* tiles = nullptr;
   int32_t* tile_count = nullptr;
   int64_t max_tiles = 0;
@@ -96,7 +98,8 @@ cudaError_t number_slots(const NumberSlotsArgs& args, const LaunchContext& conte
 
 /// to[slot_of[row, i]] = from[row] for each i that has a slot, rows of row_bytes, a multiple of 16,
 /// and their scales, if any:
-///   scales [rows, row_scales], slot_scales [slots, row_scales] f32
+///   scales [rows, row_scales], slot_scales [slots, row_scales] f32; where strides are given
+///   [row_scales, stride] for each of them, the scales of a row below each other
 struct ScatterRowsArgs {
   const void* from = nullptr;
   const float* scales = nullptr;
@@ -107,6 +110,8 @@ struct ScatterRowsArgs {
   int64_t row_bytes = 0;
   void* to = nullptr;
   float* slot_scales = nullptr;
+  int64_t scale_stride = 0;
+  int64_t slot_scale_stride = 0;
 };
 cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& context);
 

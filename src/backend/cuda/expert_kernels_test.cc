@@ -151,6 +151,7 @@ TEST(ExpertKernels, RowsThatOnlyFillAStepUpTakeNoExpert) {
     const DeviceArray<int32_t> count(std::vector<int32_t>{there});
     const DeviceArray<int32_t> chosen(std::vector<int32_t>(slots, 77));
     const DeviceArray<int32_t> slot_of(std::vector<int32_t>(slots, 77));
+    const DeviceArray<int32_t> expert_of(std::vector<int32_t>(slots, 77));
     const DeviceArray<float> weights(std::vector<float>(slots, NAN));
     const DeviceArray<ExpertTile> tiles(2 * slots);
     const DeviceArray<int32_t> tile_count(3);
@@ -168,6 +169,7 @@ TEST(ExpertKernels, RowsThatOnlyFillAStepUpTakeNoExpert) {
                               .rows = rows,
                               .cut = {.most = 8, .step = 8},
                               .slot_of = slot_of.data(),
+                              .expert_of = expert_of.data(),
                               .tiles = tiles.data(),
                               .tile_count = tile_count.data(),
                               .max_tiles = static_cast<int64_t>(slots),
@@ -177,11 +179,15 @@ TEST(ExpertKernels, RowsThatOnlyFillAStepUpTakeNoExpert) {
     const std::vector<int32_t> got = chosen.host();
     const std::vector<float> got_weights = weights.host();
     std::vector<int32_t> places = slot_of.host();
+    const std::vector<int32_t> experts = expert_of.host();
     for (size_t i = 0; i < slots; ++i) {
       const bool is_there = i / kTopK < static_cast<size_t>(there);
       EXPECT_EQ(got[i] >= 0, is_there) << "slot " << i;
       EXPECT_LT(got[i], kExperts);
       EXPECT_EQ(places[i] != kNoSlot, is_there) << "slot " << i;
+      if (is_there) {
+        EXPECT_EQ(experts[static_cast<size_t>(places[i])], got[i]) << "slot " << i;
+      }
       EXPECT_EQ(got_weights[i] != 0.0F, is_there) << "slot " << i;
     }
     std::erase(places, kNoSlot);
@@ -203,7 +209,7 @@ TEST(ExpertKernels, RowsThatOnlyFillAStepUpTakeNoExpert) {
 /// Slots of `rows` rows ordered on the GPU: three experts each.
 struct SortedSlots {
   static constexpr int32_t kTopK = 3;
-  std::vector<int32_t> chosen, slot_of, tile_count;
+  std::vector<int32_t> chosen, slot_of, expert_of, tile_count;
   std::vector<ExpertTile> tiles;  // [2, max_tiles]
   int64_t max_tiles = 0;
   ExpertCounts counts;
@@ -213,7 +219,7 @@ struct SortedSlots {
     const auto slots = std::ssize(chosen);
     max_tiles = std::min<int64_t>(slots, std::min<int64_t>(experts, slots) + slots / cut.most);
     const DeviceArray<int32_t> device_chosen(chosen);
-    const DeviceArray<int32_t> device_slot_of(chosen.size());
+    const DeviceArray<int32_t> device_slot_of(chosen.size()), device_expert_of(chosen.size());
     const DeviceArray<ExpertTile> device_tiles(static_cast<size_t>(2 * max_tiles));
     const DeviceArray<int32_t> device_tile_count(2);
     const ExpertCounts before{.runs = 5, .active = 6, .slots = 7, .rows_max = 8};
@@ -224,6 +230,7 @@ struct SortedSlots {
                           .rows = slots / kTopK,
                           .cut = cut,
                           .slot_of = device_slot_of.data(),
+                          .expert_of = device_expert_of.data(),
                           .tiles = device_tiles.data(),
                           .tile_count = device_tile_count.data(),
                           .max_tiles = max_tiles,
@@ -231,6 +238,7 @@ struct SortedSlots {
                          {}),
               cudaSuccess);
     slot_of = device_slot_of.host();
+    expert_of = device_expert_of.host();
     tile_count = device_tile_count.host();
     tiles = device_tiles.host();
     counts = device_counts.host()[0] - before;
@@ -309,10 +317,68 @@ TEST(ExpertKernels, SlotsAreOrderedByExpertThenRow) {
         std::ranges::stable_sort(order, {},
                                  [&](int32_t slot) { return chosen[static_cast<size_t>(slot)]; });
         for (size_t at = 0; at < order.size(); ++at) {
-          EXPECT_EQ(sorted.slot_of[static_cast<size_t>(order[at])], static_cast<int32_t>(at));
+          const auto slot = static_cast<size_t>(order[at]);
+          EXPECT_EQ(sorted.slot_of[slot], static_cast<int32_t>(at));
+          EXPECT_EQ(sorted.expert_of[at], chosen[slot]);
         }
         check_tiles(sorted, rows_of, cut);
       }
+    }
+  }
+}
+
+// Rows and scales to the places of their slots, of blocks with those of a row below each other;
+// nothing is written between.
+TEST(ExpertKernels, RowsAreCopiedWithTheirScales) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int32_t kTopK = 3;
+  constexpr int64_t kRowBytes = 96, kScales = 5;
+  for (const int64_t rows : {1, 20, 1100}) {
+    for (const bool below : {false, true}) {
+      const auto slots = static_cast<size_t>(rows * kTopK);
+      std::vector<int32_t> slot_of(slots);
+      for (size_t i = 0; i < slots; ++i) {  // in another order, every fifth nowhere
+        slot_of[i] = i % 5 == 2 ? kNoSlot : static_cast<int32_t>(slots - 1 - i);
+      }
+      const int64_t stride = rows + 4, slot_stride = rows * kTopK + 9;
+      const auto scales =
+          random_values(static_cast<size_t>(kScales * (below ? stride : rows)), 45, 1.0F);
+      std::vector<uint8_t> from(static_cast<size_t>(rows * kRowBytes));
+      std::ranges::generate(from,
+                            [i = 0]() mutable { return static_cast<uint8_t>(++i * 7 % 251); });
+      std::vector<uint8_t> to(slots * kRowBytes, 9);
+      std::vector<float> slot_scales(
+          static_cast<size_t>(kScales * (below ? slot_stride : rows * kTopK)), 9.0F);
+      const DeviceArray<int32_t> device_slot_of(slot_of);
+      const DeviceArray<uint8_t> device_from(from), device_to(to);
+      const DeviceArray<float> device_scales(scales), device_slot_scales(slot_scales);
+      ASSERT_EQ(scatter_rows({.from = device_from.data(),
+                              .scales = device_scales.data(),
+                              .row_scales = kScales,
+                              .slot_of = device_slot_of.data(),
+                              .top_k = kTopK,
+                              .rows = rows,
+                              .row_bytes = kRowBytes,
+                              .to = device_to.data(),
+                              .slot_scales = device_slot_scales.data(),
+                              .scale_stride = below ? stride : 0,
+                              .slot_scale_stride = below ? slot_stride : 0},
+                             {}),
+                cudaSuccess);
+      for (size_t i = 0; i < slots; ++i) {
+        const int64_t slot = slot_of[i], row = static_cast<int64_t>(i) / kTopK;
+        if (slot == kNoSlot) {
+          continue;
+        }
+        std::copy_n(from.begin() + row * kRowBytes, kRowBytes, to.begin() + slot * kRowBytes);
+        for (int64_t s = 0; s < kScales; ++s) {
+          const int64_t place = below ? s * slot_stride + slot : slot * kScales + s;
+          slot_scales[static_cast<size_t>(place)] =
+              scales[static_cast<size_t>(below ? s * stride + row : row * kScales + s)];
+        }
+      }
+      EXPECT_TRUE(device_to.host() == to) << rows << " rows, " << below;
+      EXPECT_TRUE(device_slot_scales.host() == slot_scales) << rows << " rows, " << below;
     }
   }
 }

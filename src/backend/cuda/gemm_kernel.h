@@ -17,6 +17,7 @@
 
 namespace nibble::cuda {
 
+struct ExpertBlocks;
 struct IntBlocks;
 
 enum class GemmResult : uint8_t { kBf16, kF32, kAddF32 };  // stored, stored, added to what is there
@@ -63,10 +64,12 @@ enum class GroupedRows : uint8_t { kOfSlots, kOneForAll };
 struct GroupedLaunch {
   const void* x = nullptr;          // [slots, k]; [1, k] where all slots are of one row
   const float* x_scales = nullptr;  // [slots, row_scales()], for the forms that have scales
-  const void* packed = nullptr;     // weights of the first expert, as pack() left them
-  int64_t expert_bytes = 0;         // from one expert's to the next's, a multiple of 128
-  const float* bias = nullptr;      // [experts, n], or none
-  void* y = nullptr;                // [slots, n], or [slots, n / 2] through an activation
+  // Of kIntBlocks, whose scales lie as int_blocks.h says of so many rows as there are slots.
+  const ExpertBlocks* blocks = nullptr;
+  const void* packed = nullptr;  // weights of the first expert, as pack() left them
+  int64_t expert_bytes = 0;      // from one expert's to the next's, a multiple of 128
+  const float* bias = nullptr;   // [experts, n], or none
+  void* y = nullptr;             // [slots, n], or [slots, n / 2] through an activation
   GemmResult result = GemmResult::kBf16;
   GemmInput::Kind activation = GemmInput::Kind::kPlain;  // of gate and up, where it activates()
   float limit = 0.0F;                                    // of kClampedSwiglu

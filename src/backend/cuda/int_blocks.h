@@ -23,6 +23,14 @@ struct IntBlocks {
   int eight_blocks = 0, mixed_blocks = 0;
 };
 
+/// Those of the rows that the experts of a layer read.
+struct ExpertBlocks {
+  // Of all experts' rows. Where they differ, what they have in common, and an order of columns if
+  // any of them has one.
+  IntBlocks all;
+  const IntBlocks* each = nullptr;  // [experts], in device memory: of every expert; or none
+};
+
 /// Blocks of 128 that K is filled up to.
 [[nodiscard]] constexpr int64_t int_k_blocks(int64_t k) { return (k + 511) / 512 * 4; }
 

@@ -7,6 +7,7 @@
 #include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
 #include "backend/cuda/kernels/w4a16_sm90/w4a16_sm90.h"
+#include "backend/cuda/kernels/w4ax/experts.h"
 #include "backend/cuda/kernels/w4ax/w4ax_sm80.h"
 #include "backend/cuda/kernels/w4ax/w4ax_sm90.h"
 
@@ -27,6 +28,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmMxfp4Fp8Sm90,
       kGemmW4AxSm90,
       kExpertsW4A16Sm90,
+      kExpertsW4Ax,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
       kGemmW4AxSm80,

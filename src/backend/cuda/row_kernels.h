@@ -74,6 +74,10 @@ struct ActivationArgs {
   int64_t turn = 0;    // GemmInput::turn; rows of most_turned() elements at most
   // Of the device: rows from this one on may be left as they are; null: all are wanted.
   const int32_t* wanted = nullptr;
+  // Of kIntBlocks whose rows are not all alike: each_blocks[experts[row]] in place of out.blocks,
+  // which has columns if any of them has.
+  const IntBlocks* each_blocks = nullptr;
+  const int32_t* experts = nullptr;  // [rows], of those that are wanted
 };
 cudaError_t activation_quantize(const ActivationArgs& args, const LaunchContext& context);
 

@@ -37,8 +37,10 @@ __global__ __launch_bounds__(kCopyThreads) void scatter_kernel(const ScatterRows
     for (int64_t i = thread; i < args.top_k * args.row_scales; i += kCopyThreads) {
       const int64_t number = i % args.row_scales;
       if (const int slot = slots[i / args.row_scales]; slot != kNoSlot) {
-        args.slot_scales[slot * args.row_scales + number] =
-            args.scales[row * args.row_scales + number];
+        const bool below = args.scale_stride > 0;  // each other
+        args.slot_scales[below ? number * args.slot_scale_stride + slot
+                               : slot * args.row_scales + number] =
+            args.scales[below ? number * args.scale_stride + row : row * args.row_scales + number];
       }
     }
   }
@@ -126,7 +128,8 @@ cudaError_t number_slots(const NumberSlotsArgs& args, const LaunchContext& conte
 }
 
 cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& context) {
-  if (args.row_bytes % 16 != 0 || args.rows > INT32_MAX || args.top_k > kCopyThreads) {
+  if (args.row_bytes % 16 != 0 || args.rows > INT32_MAX || args.top_k > kCopyThreads ||
+      (args.scale_stride > 0) != (args.slot_scale_stride > 0)) {
     return cudaErrorInvalidValue;
   }
   if (args.rows == 0) {

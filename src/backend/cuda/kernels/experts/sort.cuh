@@ -75,6 +75,17 @@ __device__ __forceinline__ void walk_run(
   }
 }
 
+/// A slot's place in the new order.
+__device__ __forceinline__ void place_slot(const SortSlotsArgs& args,
+                                           int slot,
+                                           int expert,
+                                           int place) {
+  args.slot_of[slot] = place;
+  if (args.expert_of != nullptr) {
+    args.expert_of[place] = expert;
+  }
+}
+
 /// How an expert's rows are cut into tiles.
 struct ExpertCut {
   int count, step;
@@ -202,8 +213,9 @@ __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
     add_counts(args, active, first + count, rows_max);
   }
   if (warp < runs) {
-    walk_run(args, slots, warp, runs, own,
-             [&](int slot, int expert, int at) { args.slot_of[slot] = firsts[expert] + at; });
+    walk_run(args, slots, warp, runs, own, [&](int slot, int expert, int at) {
+      place_slot(args, slot, expert, firsts[expert] + at);
+    });
   }
 }
 
@@ -228,7 +240,7 @@ __device__ inline void sort_warp(const SortSlotsArgs& args) {
     tile += of_other < expert ? tiles : 0;
   }
   if (present) {
-    args.slot_of[lane] = first + rank;
+    place_slot(args, lane, expert, first + rank);
   }
   cut.list(args.tiles + (cut.few ? args.max_tiles + (tile >> 16) : tile & 0xffff), expert, first);
   const int all = __reduce_add_sync(kWarpLanes, own_tiles);

@@ -34,9 +34,16 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const Activa
   if (!is_wanted(args, row)) {
     return;
   }
-  store_scaled<kPieces, kScales>(args.out, row, args.n, [&](int, int64_t i) {
-    return activated<kKind, kFormat>(args, row, i);
-  });
+  const auto load = [&](int, int64_t i) { return activated<kKind, kFormat>(args, row, i); };
+  if constexpr (kScales == RowScales::kBlocks) {
+    QuantizedRows out = args.out;
+    if (args.each_blocks != nullptr) {
+      out.blocks = args.each_blocks[args.experts[row]];
+    }
+    store_scaled<kPieces, kScales>(out, row, args.n, load);
+  } else {
+    store_scaled<kPieces, kScales>(args.out, row, args.n, load);
+  }
 }
 
 /// One piece per thread, one row per cluster.
@@ -175,7 +182,9 @@ cudaError_t launch_activation(const ActivationArgs& args, const LaunchContext& c
 cudaError_t activation_quantize(const ActivationArgs& given, const LaunchContext& context) {
   ActivationArgs args = given;
   args.stride = args.stride != 0 ? args.stride : input_width(args.kind, args.n);
-  if (!can_store(args.out, args.rows, args.n) || args.stride % kPiece != 0) {
+  const bool of_experts = args.each_blocks != nullptr;
+  if (!can_store(args.out, args.rows, args.n) || args.stride % kPiece != 0 ||
+      (of_experts && (args.experts == nullptr || args.turn > 1))) {
     return cudaErrorInvalidValue;
   }
   if (args.turn > 1) {
