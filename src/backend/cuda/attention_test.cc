@@ -198,22 +198,22 @@ TEST_P(ShortDecodeAttention, FewSequences) {
 INSTANTIATE_TEST_SUITE_P(Caches, ShortDecodeAttention, ::testing::ValuesIn(kCodes));
 
 /// So many that a warp has whole items alone, blocks' first and last ones being cut; longer ones
-/// and prompts among them.
+/// and a prompt among them.
 TEST(DecodeAttention, ManyShortSequences) {
   NIBBLE_NEEDS_GPU();
   std::vector<CaseSequence> sequences;
-  for (int i = 0; i < 600; ++i) {
-    sequences.push_back({1, i % 97 == 5 ? 1500 + i : 1 + i * 53 % 400});
+  for (int i = 0; i < 220; ++i) {
+    sequences.push_back({1, i % 97 == 5 ? 800 + i : 1 + i * 53 % 140});
   }
-  sequences[300] = {9, 40};
+  sequences[110] = {9, 40};
   for (const KvCode code : kCodes) {
-    check_case(shape_of(code, 8, 8, 64), sequences);
-    check_case(shape_of(code, 15, 5, 128), sequences);
-    AttentionShape shape = shape_of(code, 8, 8, 64);
-    shape.sliding_window = 100;
-    check_case(shape, sequences);
+    if (code != KvCode::kBf16) {  // which has kernels of all warps alone
+      check_case(shape_of(code, 8, 8, 64), sequences);
+    }
   }
-  check_case(shape_of(KvCode::kInt8, 48, 4, 128), sequences);  // in groups of 16 heads
+  AttentionShape shape = shape_of(KvCode::kInt8, 8, 8, 128);
+  shape.sliding_window = 70;
+  check_case(shape, sequences);
 }
 
 TEST(DecodeAttention, FewLongerSequences) {

@@ -16,8 +16,8 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-// Of many items of so many tokens or fewer, as a mean, a warp has whole ones alone.
-constexpr int32_t kAloneTokens = 512;
+// Of many items of so many tiles or fewer, as a mean, a warp has whole ones alone.
+constexpr int32_t kAloneTiles = 8;
 
 struct PlanArgs {
   const int32_t* q_begin;
@@ -102,8 +102,8 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
     }
   }
   const int32_t blocks = min(form.blocks, (total + form.least_tiles - 1) / form.least_tiles);
-  const bool alone = item_total >= blocks * kManyItems &&
-                     int64_t{total} * form.tile_tokens <= int64_t{item_total} * kAloneTokens;
+  const bool alone =
+      item_total >= blocks * kManyItems && total <= int64_t{item_total} * kAloneTiles;
   if (threadIdx.x == 0) {
     plan.sequence_begin[args.sequences] = total;
     *plan.prefill_count = prefill_total;
