@@ -310,6 +310,28 @@ __device__ __forceinline__ void give_item(const DecodeArgs& args,
   }
 }
 
+/// The barriers of a warp's ring, by its lanes.
+__device__ __forceinline__ void init_ring_of_warp(uint64_t* barriers, int32_t stages, int lane) {
+  if (lane == 0) {
+    for (int i = 0; i < stages; ++i) {
+      ptx::barrier_init(ptx::shared_address(barriers + i), 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncwarp();
+}
+
+/// Which blocks share an item that lies from `begin` to `end` on the line.
+__device__ __forceinline__ void find_slots(int32_t begin,
+                                           int32_t end,
+                                           const BlockShare& share,
+                                           PartialSlots& slots) {
+  slots.first_block = share_owner(begin, share.blocks, share.total);
+  slots.last_block = share_owner(end - 1, share.blocks, share.total);
+  slots.first_slot =
+      2 * slots.first_block + (share_begin(slots.first_block, share.blocks, share.total) != begin);
+}
+
 template <typename Tile, int kColumns, DecodeItems kItems>
 __global__ __launch_bounds__(kDecodeThreads,
                              2) void decode_kernel(const __grid_constant__ DecodeArgs args) {
@@ -334,13 +356,7 @@ __global__ __launch_bounds__(kDecodeThreads,
     return;
   }
   const auto [begin, end, blocks, total, planned_alone] = share;
-  if (lane == 0) {
-    for (int i = 0; i < args.stages; ++i) {
-      ptx::barrier_init(ptx::shared_address(barriers + warp * 4 + i), 1);
-    }
-    ptx::barrier_init_fence();
-  }
-  __syncwarp();
+  init_ring_of_warp(barriers + warp * 4, args.stages, lane);
   TileRing<Tile, kItems> ring;
   ring.slots =
       ptx::shared_address(shared) + static_cast<uint32_t>(warp * args.stages * Tile::kBytes);
@@ -419,10 +435,7 @@ __global__ __launch_bounds__(kDecodeThreads,
     const bool whole = segments.whole();
     PartialSlots slots{};
     if (!whole) {
-      slots.first_block = share_owner(head_begin, blocks, total);
-      slots.last_block = share_owner(head_end - 1, blocks, total);
-      slots.first_slot =
-          2 * slots.first_block + (share_begin(slots.first_block, blocks, total) != head_begin);
+      find_slots(head_begin, head_end, share, slots);
     }
     for (int e = static_cast<int>(threadIdx.x); e < heads * kDim / 4; e += kDecodeThreads) {
       const int head = e / (kDim / 4);
