@@ -17,18 +17,13 @@ constexpr int32_t kLineQueries = 256;  // of a sequence that share the work on i
 
 constexpr int kFp8Capability = 89;
 
-int capability() {
-  return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
-         device_attribute(cudaDevAttrComputeCapabilityMinor);
-}
-
 }  // namespace
 
 LatentFamily latent_family(const LatentShape& shape) {
   if (shape.row_dim != kFastDim || (shape.coded() && shape.rope_dim != kFastRopeDim)) {
     return LatentFamily::kPlain;
   }
-  if (capability() / 10 == 9 && shape.kernels == LatentKernels::kBest) {
+  if (compute_capability() / 10 == 9 && shape.kernels == LatentKernels::kBest) {
     return LatentFamily::kWarpgroups;
   }
   return shape.coded() ? LatentFamily::kPlain : LatentFamily::kWarps;
@@ -66,9 +61,9 @@ Status check_latent(const LatentShape& shape) {
         "a cache in int4 has kernels for rows of 512 + 64 numbers on Hopper alone; theirs",
         shape.row_dim, "use --kv-cache-dtype int8");
   }
-  if (shape.code == KvCode::kFp8 && capability() < kFp8Capability) {
+  if (shape.code == KvCode::kFp8 && compute_capability() < kFp8Capability) {
     return refuse("a cache in fp8 needs a compute capability of 8.9; this one, times ten,",
-                  capability(), "use --kv-cache-dtype int8");
+                  compute_capability(), "use --kv-cache-dtype int8");
   }
   if (shape.row_dim <= 0 || shape.row_dim > kMostLatentDim || shape.row_dim % 8 != 0) {
     return refuse("rows of the cache must have a multiple of 8 numbers, at most 1024; theirs",
