@@ -7,11 +7,8 @@
 
 namespace nibble::cuda {
 
-class ManyBf16 : public FetchedAsTheyAre {
+class ManyBf16 : public FetchedAsTheyAre, public ManyNumbers<ManyBf16> {
  public:
-  static constexpr uint32_t kWeightBuffers = 1;
-  static constexpr int kTokenLines = 1;  // none are used
-  static constexpr bool kAhead = false;
   static constexpr int kFetchRegisters = 32;
   static constexpr int kSumRegisters = 168;
   using Ring = LatentRing<kManyTokens, 2, 4>;
@@ -21,10 +18,6 @@ class ManyBf16 : public FetchedAsTheyAre {
   static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<136>(); }
 
   __device__ ManyBf16(const LatentArgs& /*args*/, const Shared& /*shared*/, int /*thread*/) {}
-
-  __device__ __forceinline__ void begin(const Shared& /*shared*/,
-                                        uint32_t /*index*/,
-                                        int /*thread*/) const {}
 
   /// Scores of a tile: queries by rows.
   __device__ __forceinline__ void finish(const Shared& shared,
@@ -48,20 +41,6 @@ class ManyBf16 : public FetchedAsTheyAre {
     ptx::pin(scores);
   }
 
-  /// What weight e of the lane counts in totals.
-  __device__ __forceinline__ float unit(const Shared& /*shared*/,
-                                        uint32_t /*index*/,
-                                        int /*thread*/,
-                                        int /*e*/) const {
-    return 1.0F;
-  }
-
-  template <typename Work>
-  static __device__ __forceinline__ void sum_segments(const LatentArgs& args,
-                                                      const Shared& shared,
-                                                      int half) {
-    sum_values<ManyBf16, Work>(args, shared, half);
-  }
   static __device__ __forceinline__ void multiply_values(float (&sums)[64],
                                                          uint64_t weights,
                                                          uint64_t values) {

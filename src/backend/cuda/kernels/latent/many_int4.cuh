@@ -12,11 +12,8 @@
 
 namespace nibble::cuda {
 
-class ManyInt4 {
+class ManyInt4 : public ManyNumbers<ManyInt4> {
  public:
-  static constexpr uint32_t kWeightBuffers = 1;
-  static constexpr int kTokenLines = 1;  // none are used
-  static constexpr bool kAhead = false;
   static constexpr int kFetchRegisters = 64;
   static constexpr int kSumRegisters = 160;
   static constexpr int kOwnWideners = 3;   // warps that do nothing else
@@ -46,10 +43,6 @@ class ManyInt4 {
     widener.widen_group(thread / 32);
     widener.end(thread % 32);
   }
-
-  __device__ __forceinline__ void begin(const Shared& /*shared*/,
-                                        uint32_t /*index*/,
-                                        int /*thread*/) const {}
 
   /// Scores of a tile: queries by rows.
   __device__ __forceinline__ void finish(const Shared& shared,
@@ -84,20 +77,6 @@ class ManyInt4 {
     }
   }
 
-  /// What weight e of the lane counts in totals.
-  __device__ __forceinline__ float unit(const Shared& /*shared*/,
-                                        uint32_t /*index*/,
-                                        int /*thread*/,
-                                        int /*e*/) const {
-    return 1.0F;
-  }
-
-  template <typename Work>
-  static __device__ __forceinline__ void sum_segments(const LatentArgs& args,
-                                                      const Shared& shared,
-                                                      int half) {
-    sum_values<ManyInt4, Work>(args, shared, half);
-  }
   static __device__ __forceinline__ void multiply_values(float (&sums)[64],
                                                          uint64_t weights,
                                                          uint64_t values) {

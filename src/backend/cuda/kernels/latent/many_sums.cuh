@@ -75,4 +75,30 @@ __device__ __forceinline__ void sum_values(const LatentArgs& args,
   }
 }
 
+/// What such forms have in common.
+template <typename Form>
+struct ManyNumbers {
+  using Shared = ManyShared<Form>;
+  static constexpr uint32_t kWeightBuffers = 1;
+  static constexpr int kTokenLines = 1;  // none are used
+  static constexpr bool kAhead = false;
+
+  __device__ __forceinline__ void begin(const Shared& /*shared*/,
+                                        uint32_t /*index*/,
+                                        int /*thread*/) const {}
+  /// What weight e of the lane counts in totals.
+  __device__ __forceinline__ float unit(const Shared& /*shared*/,
+                                        uint32_t /*index*/,
+                                        int /*thread*/,
+                                        int /*e*/) const {
+    return 1.0F;
+  }
+  template <typename Work>
+  static __device__ __forceinline__ void sum_segments(const LatentArgs& args,
+                                                      const Shared& shared,
+                                                      int half) {
+    sum_values<Form, Work>(args, shared, half);
+  }
+};
+
 }  // namespace nibble::cuda
