@@ -14,6 +14,7 @@
 #include "backend/cuda/memory.h"
 #include "backend/cuda/step_recorder.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/cuda/testing/run_experts.h"
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/random_experts.h"
 #include "quant/codec.h"
@@ -23,22 +24,8 @@ namespace {
 
 using testing::DeviceArray;
 using testing::random_values;
-
-/// y [m, hidden] of rows that held 1 before.
-std::vector<float> run(PreparedExperts& experts,
-                       const std::vector<uint16_t>& x,
-                       int64_t m,
-                       int64_t hidden) {
-  const DeviceArray<uint16_t> rows(x);
-  const DeviceArray<float> y(std::vector<float>(static_cast<size_t>(m * hidden), 1.0F));
-  experts.run({.x = {rows.data(), DType::kBF16},
-               .x_stride = hidden,
-               .m = m,
-               .y = y.data(),
-               .y_stride = hidden});
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  return y.host();
-}
+using testing::run;
+using testing::run_on_cpu;
 
 std::vector<float> expected_of(const ReferenceExperts& weights,
                                const std::vector<uint16_t>& x,
@@ -169,12 +156,7 @@ TEST(CudaExperts, OfInt8ActivationsAreTheCpus) {
         auto on_gpu = gpu->prepare_experts(layer.request(kRows));
         auto on_cpu = cpu->prepare_experts(layer.request(kRows));
         ASSERT_TRUE(on_gpu.ok() && on_cpu.ok());
-        std::vector<float> expected(static_cast<size_t>(kRows * 192), 1.0F);
-        (*on_cpu)->run({.x = {x.data(), DType::kBF16},
-                        .x_stride = 192,
-                        .m = kRows,
-                        .y = expected.data(),
-                        .y_stride = 192});
+        const std::vector<float> expected = run_on_cpu(**on_cpu, x, kRows, 192);
         const double error = relative_error(run(**on_gpu, x, kRows, 192), expected);
         EXPECT_LE(error, 1e-6) << name << " activation " << static_cast<int>(kind) << " bias "
                                << biased;

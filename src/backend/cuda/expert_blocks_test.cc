@@ -9,6 +9,7 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/step_recorder.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/cuda/testing/run_experts.h"
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/random_experts.h"
 
@@ -17,39 +18,12 @@ namespace {
 
 using testing::DeviceArray;
 using testing::random_values;
+using testing::run;
+using testing::run_on_cpu;
 
 // Products are the same; the weights of their sum are powers of e of logits of 20 and more, whose
 // sums have another order.
 constexpr double kOfRouters = 4e-6;
-
-/// y [m, hidden] of rows that held 1 before.
-std::vector<float> run(PreparedExperts& experts,
-                       const std::vector<uint16_t>& x,
-                       int64_t m,
-                       int64_t hidden) {
-  const DeviceArray<uint16_t> rows(x);
-  const DeviceArray<float> y(std::vector<float>(static_cast<size_t>(m * hidden), 1.0F));
-  experts.run({.x = {rows.data(), DType::kBF16},
-               .x_stride = hidden,
-               .m = m,
-               .y = y.data(),
-               .y_stride = hidden});
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  return y.host();
-}
-
-std::vector<float> run_on_cpu(PreparedExperts& experts,
-                              const std::vector<uint16_t>& x,
-                              int64_t m,
-                              int64_t hidden) {
-  std::vector<float> y(static_cast<size_t>(m * hidden), 1.0F);
-  experts.run({.x = {x.data(), DType::kBF16},
-               .x_stride = hidden,
-               .m = m,
-               .y = y.data(),
-               .y_stride = hidden});
-  return y;
-}
 
 struct Case {
   const char* scheme;
