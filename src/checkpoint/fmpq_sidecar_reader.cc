@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "checkpoint/fmpq_sidecar.h"
 #include "checkpoint/fmpq_sidecar_fields.h"
+#include "checkpoint/sidecar_errors.h"
 #include "checkpoint/weights_digest.h"
 
 namespace nibble {
@@ -21,16 +22,7 @@ using fmpq::kPermuteNames;
 using fmpq::kRemedy;
 using fmpq::kScalesNames;
 
-Status bad_field(const std::string& where, std::string_view field, const std::string& what) {
-  return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
-}
-
-/// Adds the remedy to what readers of JSON and of tensors say, who do not know it.
-Status with_remedy(const Status& status) {
-  return status.ok() || status.message().ends_with(kRemedy)
-             ? status
-             : make_error(status.code(), "{}; {}", status.message(), kRemedy);
-}
+constexpr SidecarErrors kErrors(kRemedy);
 
 template <size_t kCount>
 Result<size_t> read_name(const JsonReader& reader,
@@ -39,8 +31,8 @@ Result<size_t> read_name(const JsonReader& reader,
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, reader.required_string(field));
   const auto found = std::ranges::find(names, name);
   if (found == names.end()) {
-    return bad_field(reader.where(), field,
-                     fmt::format("\"{}\" is none of {}", name, fmt::join(names, ", ")));
+    return kErrors.bad_field(reader.where(), field,
+                             fmt::format("\"{}\" is none of {}", name, fmt::join(names, ", ")));
   }
   return static_cast<size_t>(found - names.begin());
 }
@@ -57,10 +49,10 @@ class SidecarReader final {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t block, reader_.required_int("block"));
     NIBBLE_ASSIGN_OR_RETURN(out_.parts, reader_.required_int("parts"));
     if (!is_block_size(block)) {
-      return bad_field(where_, "block", fmt::format("{} is none of 32, 64 and 128", block));
+      return kErrors.bad_field(where_, "block", fmt::format("{} is none of 32, 64 and 128", block));
     }
     if (out_.parts < 1) {
-      return bad_field(where_, "parts", fmt::format("{} is not at least 1", out_.parts));
+      return kErrors.bad_field(where_, "parts", fmt::format("{} is not at least 1", out_.parts));
     }
     out_.scales = static_cast<BlockScales>(scales);
     out_.permute = static_cast<FmpqPermute>(permute);
@@ -72,7 +64,7 @@ class SidecarReader final {
     }
     const Json* sites = json_.find("sites");
     if (sites == nullptr || !sites->is_array()) {
-      return bad_field(where_, "sites", "is missing, or no array");
+      return kErrors.bad_field(where_, "sites", "is missing, or no array");
     }
     for (const Json& site : sites->as_array()) {
       NIBBLE_RETURN_IF_ERROR(read_site(site));
@@ -89,15 +81,15 @@ class SidecarReader final {
     FmpqSidecar::Site site;
     const Json* modules = json.find("modules");
     if (modules == nullptr || !modules->is_array() || modules->as_array().empty()) {
-      return bad_field(here, "modules", "is missing, or no array of names");
+      return kErrors.bad_field(here, "modules", "is missing, or no array of names");
     }
     for (const Json& module : modules->as_array()) {
       if (!module.is_string()) {
-        return bad_field(here, "modules", "holds " + module.dump() + ", which is no name");
+        return kErrors.bad_field(here, "modules", "holds " + module.dump() + ", which is no name");
       }
       const std::string& name = module.as_string();
       if (!names_.insert(name).second) {
-        return bad_field(here, "modules", name + " is named twice");
+        return kErrors.bad_field(here, "modules", name + " is named twice");
       }
       site.modules.push_back(name);
     }
@@ -120,7 +112,7 @@ class SidecarReader final {
   [[nodiscard]] Status check_rest() const {
     for (const TensorInfo* tensor : tensors_.tensors()) {
       if (!read_.contains(tensor)) {
-        return bad_field(
+        return kErrors.bad_field(
             where_, "sites",
             fmt::format("no site reads {} where permute is \"{}\"", tensors_.where(*tensor),
                         kPermuteNames.at(static_cast<size_t>(out_.permute))));
@@ -136,14 +128,14 @@ class SidecarReader final {
     NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* tensor, tensors_.require(name));
     read_.insert(tensor);
     if (k < 1 || k % out_.block != 0) {
-      return bad_field(here, "inputs",
-                       fmt::format("{} is no multiple of the block {}", k, out_.block));
+      return kErrors.bad_field(here, "inputs",
+                               fmt::format("{} is no multiple of the block {}", k, out_.block));
     }
     if (tensor->dtype != DType::kU8 || tensor->shape != std::vector<int64_t>{k / out_.block}) {
-      return bad_field(tensors_.where(*tensor), "bits",
-                       fmt::format("is {} {}, but {} inputs in blocks of {} need U8 [{}]",
-                                   dtype_name(tensor->dtype), shape_text(tensor->shape), k,
-                                   out_.block, k / out_.block));
+      return kErrors.bad_field(tensors_.where(*tensor), "bits",
+                               fmt::format("is {} {}, but {} inputs in blocks of {} need U8 [{}]",
+                                           dtype_name(tensor->dtype), shape_text(tensor->shape), k,
+                                           out_.block, k / out_.block));
     }
     const auto* bytes = reinterpret_cast<const uint8_t*>(tensor->data.data());
     site.precision.bits.assign(bytes, bytes + tensor->data.size());
@@ -160,9 +152,10 @@ class SidecarReader final {
     }
     read_.insert(tensor);
     if (tensor->dtype != DType::kI32 || tensor->shape != std::vector<int64_t>{k}) {
-      return bad_field(tensors_.where(*tensor), "columns",
-                       fmt::format("is {} {}, but {} has {} inputs: expected I32",
-                                   dtype_name(tensor->dtype), shape_text(tensor->shape), here, k));
+      return kErrors.bad_field(
+          tensors_.where(*tensor), "columns",
+          fmt::format("is {} {}, but {} has {} inputs: expected I32", dtype_name(tensor->dtype),
+                      shape_text(tensor->shape), here, k));
     }
     site.columns.resize(static_cast<size_t>(k));
     std::memcpy(site.columns.data(), tensor->data.data(), tensor->data.size());
@@ -197,10 +190,11 @@ Status check_tensors_digest(const JsonReader& reader, std::span<const std::byte>
   NIBBLE_ASSIGN_OR_RETURN(const std::string stored, reader.optional_string(kField, digest));
   return stored == digest
              ? Status()
-             : bad_field(reader.where(), kField,
-                         fmt::format("{} is not the file that was written with this one: is {}, "
-                                     "but the file has {}",
-                                     kFmpqTensorsName, stored, digest));
+             : kErrors.bad_field(
+                   reader.where(), kField,
+                   fmt::format("{} is not the file that was written with this one: is {}, "
+                               "but the file has {}",
+                               kFmpqTensorsName, stored, digest));
 }
 
 Result<FmpqSidecar> read_both(const std::string& folder, const CheckpointReader& weights) {
@@ -233,7 +227,7 @@ Result<FmpqSidecar> read_both(const std::string& folder, const CheckpointReader&
                       digest.status().message(), kRemedy);
   }
   if (*digest != stored) {
-    return bad_field(
+    return kErrors.bad_field(
         where, "weights_xxh64",
         fmt::format("belongs to other weights: is {}, but these have {}", stored, *digest));
   }
@@ -244,7 +238,7 @@ Result<FmpqSidecar> read_both(const std::string& folder, const CheckpointReader&
 
 Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const CheckpointReader& weights) {
   auto sidecar = read_both(folder, weights);
-  return sidecar.ok() ? std::move(sidecar) : with_remedy(sidecar.status());
+  return sidecar.ok() ? std::move(sidecar) : kErrors.with_remedy(sidecar.status());
 }
 
 }  // namespace nibble

@@ -13,6 +13,7 @@
 #include "arch/family.h"
 #include "base/file.h"
 #include "base/json_number.h"
+#include "checkpoint/sidecar_errors.h"
 #include "checkpoint/weights_digest.h"
 #include "gguf/split.h"
 
@@ -24,16 +25,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kRemedy = "make it again with nibble calibrate-kv, or remove it";
 constexpr float kMost = 1e9F;  // far above any key or value; sums of products with it stay finite
 
-Status bad_field(const std::string& where, std::string_view field, const std::string& what) {
-  return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
-}
-
-/// Adds the remedy to what readers of JSON say, who do not know it.
-Status with_remedy(const Status& status) {
-  return status.ok() || status.message().ends_with(kRemedy)
-             ? status
-             : make_error(status.code(), "{}; {}", status.message(), kRemedy);
-}
+constexpr SidecarErrors kErrors(kRemedy);
 
 /// Null where a member is absent, too.
 const Json* find_member(const Json& json, std::string_view field) {
@@ -91,20 +83,22 @@ Result<std::vector<float>> read_numbers(const Json& half,
     return std::vector<float>();
   }
   if (!json->is_array()) {
-    return bad_field(where, field, fmt::format("expected an array, got {}", json_type_name(*json)));
+    return kErrors.bad_field(where, field,
+                             fmt::format("expected an array, got {}", json_type_name(*json)));
   }
   const JsonArray& numbers = json->as_array();
   if (std::ssize(numbers) != count) {
-    return bad_field(where, field,
-                     fmt::format("has {} numbers, but kv_heads x head_dim of the model are {}",
-                                 numbers.size(), count));
+    return kErrors.bad_field(
+        where, field,
+        fmt::format("has {} numbers, but kv_heads x head_dim of the model are {}", numbers.size(),
+                    count));
   }
   std::vector<float> out;
   for (size_t i = 0; i < numbers.size(); ++i) {
     const bool number = numbers[i].is_number();
     const auto value = number ? static_cast<float>(numbers[i].as_double()) : 0.0F;
     if (!number || !(std::abs(value) <= kMost)) {
-      return bad_field(
+      return kErrors.bad_field(
           where, fmt::format("{}[{}]", field, i),
           fmt::format("expected a number of up to {:g}, got {}", kMost, numbers[i].dump()));
     }
@@ -118,7 +112,7 @@ Result<HeadForm> read_form(const Json& json, const Place& place, std::string_vie
                           JsonReader(json, place.where).required_string(field));
   const std::optional<HeadForm> form = find_head_form(name);
   if (!form) {
-    return bad_field(
+    return kErrors.bad_field(
         place.where, field,
         fmt::format("\"{}\" is none of plain, centred, turned and centred+turned", name));
   }
@@ -128,29 +122,31 @@ Result<HeadForm> read_form(const Json& json, const Place& place, std::string_vie
 /// Refuses a form that needs a mean where there is none.
 Status check_mean(const KvSidecar::Half& half, HeadForm form, const std::string& where) {
   return form.centred && half.mean.empty()
-             ? bad_field(where, "mean",
-                         fmt::format("is missing, which the form {} needs", head_form_name(form)))
+             ? kErrors.bad_field(
+                   where, "mean",
+                   fmt::format("is missing, which the form {} needs", head_form_name(form)))
              : Status();
 }
 
 Result<KvSidecar::Ranges> read_ranges(const Json& json, const Place& place) {
   if (!json.is_object()) {
-    return bad_field(place.where, "ranges",
-                     fmt::format("expected an object, got {}", json_type_name(json)));
+    return kErrors.bad_field(place.where, "ranges",
+                             fmt::format("expected an object, got {}", json_type_name(json)));
   }
   const Place here{place.where + ": ranges", place.count};
   NIBBLE_ASSIGN_OR_RETURN(const HeadForm form, read_form(json, here, "form"));
   KvSidecar::Ranges ranges{.turned = form.turned};
   if (form.centred) {
-    return bad_field(here.where, "form", "ranges are plain or turned: they have a mean anyway");
+    return kErrors.bad_field(here.where, "form",
+                             "ranges are plain or turned: they have a mean anyway");
   }
   NIBBLE_ASSIGN_OR_RETURN(ranges.mean, read_numbers(json, here, "mean"));
   NIBBLE_ASSIGN_OR_RETURN(ranges.step, read_numbers(json, here, "step"));
   if (ranges.step.empty()) {
-    return bad_field(here.where, "step", "is missing");
+    return kErrors.bad_field(here.where, "step", "is missing");
   }
   if (std::ranges::any_of(ranges.step, [](float step) { return step < 0; })) {
-    return bad_field(here.where, "step", "has a negative number");
+    return kErrors.bad_field(here.where, "step", "has a negative number");
   }
   return ranges;
 }
@@ -161,7 +157,7 @@ Result<KvSidecar::Half> read_half(const Json& layer,
                                   int64_t count) {
   const Json* json = layer.find(name);
   if (json == nullptr || !json->is_object()) {
-    return bad_field(where, name, "is missing, or no object");
+    return kErrors.bad_field(where, name, "is missing, or no object");
   }
   const Place here{fmt::format("{}: {}", where, name), count};
   KvSidecar::Half half;
@@ -182,8 +178,8 @@ Status check_number(const JsonReader& reader, std::string_view field, int64_t ex
   NIBBLE_ASSIGN_OR_RETURN(const int64_t number, reader.required_int(field));
   return number == expected
              ? Status()
-             : bad_field(reader.where(), field,
-                         fmt::format("is {}, but {} in the model", number, expected));
+             : kErrors.bad_field(reader.where(), field,
+                                 fmt::format("is {}, but {} in the model", number, expected));
 }
 
 std::string forms_text(const KvSidecar& sidecar, KvSidecar::Half KvSidecar::Layer::*half) {
@@ -236,12 +232,12 @@ Result<KvSidecar> read_sidecar(const Json& json,
   NIBBLE_RETURN_IF_ERROR(check_number(reader, "head_dim", shape.head_dim));
   const Json* layers = json.find("layers");
   if (layers == nullptr || !layers->is_array()) {
-    return bad_field(where, "layers", "is missing, or no array");
+    return kErrors.bad_field(where, "layers", "is missing, or no array");
   }
   if (std::ssize(layers->as_array()) != shape.layers) {
-    return bad_field(where, "layers",
-                     fmt::format("has {} entries, but the model has {} layers",
-                                 layers->as_array().size(), shape.layers));
+    return kErrors.bad_field(where, "layers",
+                             fmt::format("has {} entries, but the model has {} layers",
+                                         layers->as_array().size(), shape.layers));
   }
   KvSidecar sidecar;
   NIBBLE_ASSIGN_OR_RETURN(sidecar.weights, reader.optional_string("weights_xxh64", ""));
@@ -290,7 +286,7 @@ Result<KvSidecar> read_kv_sidecar(const std::string& path, const KvSidecarShape&
   const auto json = Json::parse(text);
   auto sidecar = json.ok() ? read_sidecar(*json, where, shape)
                            : Result<KvSidecar>(json.status().with_context(where));
-  return sidecar.ok() ? std::move(sidecar) : with_remedy(sidecar.status());
+  return sidecar.ok() ? std::move(sidecar) : kErrors.with_remedy(sidecar.status());
 }
 
 Status write_kv_sidecar(const KvSidecar& sidecar,
