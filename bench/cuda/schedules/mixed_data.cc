@@ -29,6 +29,12 @@ Result<MixedData> MixedData::make(const MixedProblem& problem, size_t copies, cu
     NIBBLE_RETURN_IF_ERROR(filled(
         random_activations(ActFormat::kInt8Token, data.int8_x_.as<void>(), m * int8, 2, stream)));
   }
+  if (problem.act_bits == 4) {
+    NIBBLE_ASSIGN_OR_RETURN(data.nibbles_x_, DeviceMemory::allocate(m * int8 / 2));
+    NIBBLE_RETURN_IF_ERROR(
+        filled(narrow_acts(data.int8_x_.as<int8_t>(), data.nibbles_x_.as<uint8_t>(),
+                           static_cast<int64_t>(m * int8), stream)));
+  }
   if (bf16 > 0) {
     NIBBLE_RETURN_IF_ERROR(
         filled(random_activations(ActFormat::kBf16, data.bf16_x_.as<void>(), m * bf16, 3, stream)));
@@ -83,6 +89,7 @@ Status MixedData::pack(size_t copies, cudaStream_t stream) {
 MixedOperands MixedData::operands(WeightOrder order, size_t copy) const {
   const auto* weights = packed_[static_cast<int>(order)].as<uint8_t>() + copy * copy_bytes_;
   return {.int8_x = int8_x_.as<void>(),
+          .nibbles_x = nibbles_x_.as<void>(),
           .bf16_x = bf16_x_.as<void>(),
           .x_scales = x_scales_.as<float>(),
           .int8_weights = weights,

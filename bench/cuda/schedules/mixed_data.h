@@ -26,7 +26,8 @@ class MixedData final {
 
   MixedProblem problem_;
   size_t int8_bytes_ = 0, copy_bytes_ = 0;
-  DeviceMemory codes_, int8_blocks_, bf16_blocks_, int8_x_, bf16_x_, x_scales_, weight_scales_, y_;
+  DeviceMemory codes_, int8_blocks_, bf16_blocks_, int8_x_, nibbles_x_, bf16_x_, x_scales_,
+      weight_scales_, y_;
   DeviceMemory packed_[2];  // by WeightOrder
 };
 

@@ -11,5 +11,6 @@ extern const std::array<MixedTile, 5> kMixedFull;
 extern const std::array<MixedTile, 5> kMixedNoPipeline;
 extern const std::array<MixedTile, 5> kMixedNoInterleave;
 extern const std::array<MixedTile, 5> kMixedSignExtension;
+extern const std::array<MixedTile, 5> kMixedNibbles;
 
 }  // namespace nibble::cuda

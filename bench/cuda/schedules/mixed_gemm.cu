@@ -75,6 +75,25 @@ __global__ void pack_units_of(MixedPacking args) {
   }
 }
 
+__device__ uint32_t narrow_word(uint32_t word) {
+  uint32_t narrow = 0;
+  for (int b = 0; b < 4; ++b) {
+    const int code = static_cast<int8_t>(word >> (8 * b)) % 8;
+    narrow |= (static_cast<uint32_t>(code) & 0xffU) << (8 * b);
+  }
+  return narrow;
+}
+
+/// A thread for each eight codes.
+__global__ void narrow(uint2* x, uint32_t* nibbles, int64_t count) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) {
+    const uint2 codes{narrow_word(x[i].x), narrow_word(x[i].y)};
+    x[i] = codes;
+    nibbles[i] = join_nibbles(codes.x, codes.y);
+  }
+}
+
 __global__ void reference(MixedReference args) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int token = static_cast<int>(blockIdx.y);
@@ -110,7 +129,8 @@ __global__ void reference(MixedReference args) {
 
 std::vector<MixedTile> mixed_tiles() {
   std::vector<MixedTile> tiles;
-  for (const auto& form : {kMixedFull, kMixedNoPipeline, kMixedNoInterleave, kMixedSignExtension}) {
+  for (const auto& form :
+       {kMixedFull, kMixedNoPipeline, kMixedNoInterleave, kMixedSignExtension, kMixedNibbles}) {
     tiles.insert(tiles.end(), form.begin(), form.end());
   }
   return tiles;
@@ -121,6 +141,15 @@ cudaError_t pack_mixed(const MixedPacking& args, cudaStream_t stream) {
                     static_cast<unsigned>(args.int8_count + 2 * args.bf16_count));
   return launch(pack_units_of, {.blocks = blocks, .threads = 256},
                 {.stream = stream, .overlap = false}, args);
+}
+
+cudaError_t narrow_acts(int8_t* x, uint8_t* nibbles, int64_t count, cudaStream_t stream) {
+  if (count == 0) {
+    return cudaSuccess;
+  }
+  const dim3 blocks(static_cast<unsigned>((count / 8 + 255) / 256));
+  return launch(narrow, {.blocks = blocks, .threads = 256}, {.stream = stream, .overlap = false},
+                reinterpret_cast<uint2*>(x), reinterpret_cast<uint32_t*>(nibbles), count / 8);
 }
 
 cudaError_t reference_mixed(const MixedReference& args, cudaStream_t stream) {

@@ -7,6 +7,7 @@
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
 #include "bench/cuda/schedules/mixed_codecs.cuh"
 #include "bench/cuda/schedules/mixed_gemm.h"
+#include "bench/cuda/schedules/mixed_unpack.cuh"
 
 // The product of INT4 weights per channel and activations of which each K block is INT8 or BF16:
 //   y = weight scale * (x scale * sum of INT8 blocks + sum of BF16 blocks).
@@ -19,13 +20,20 @@ namespace nibble::cuda {
 
 /// A tile of kBlocks x 64 rows for each warpgroup and kTokens tokens. A launch takes kResident
 /// blocks of a multiprocessor.
-template <int kTokens, int kBlocks, int kStages, int kResident>
+template <int kTokens, int kBlocks, int kStages, int kResident, ActStore kStore = ActStore::kBytes>
 struct MixedShape : GemmTile<kTokens, kBlocks, 1, kStages, kResident> {
+  using Base = GemmTile<kTokens, kBlocks, 1, kStages, kResident>;
   static constexpr bool kStoresWords = false;  // results leave by way of the parked sums' room
+  static constexpr bool kNibbles = kStore == ActStore::kNibbles;
+  // Warps beside the copying one that unpack: those of its warpgroup, or one more.
+  static constexpr int kUnpackers = !kNibbles ? 0 : Base::kTakesRegisters ? 96 : 32;
+  static constexpr int kThreads = Base::kThreads + (Base::kTakesRegisters ? 0 : kUnpackers);
+  static constexpr float kXScale = kNibbles ? 1.0F / 16.0F : 1.0F;  // of INT8 blocks
 };
 
 /// Shared memory: the ring of gemm_sm90, scales of a tile's tokens for each warpgroup, and room for
-/// its sums.
+/// its sums. Where x is unpacked, that is what fills a stage for its readers, and copies arrive at
+/// barriers of their own.
 template <typename Codec, typename Tile>
 struct MixedShared {
   using Ring = GemmShared<Codec, Tile>;
@@ -33,8 +41,24 @@ struct MixedShared {
   static constexpr int kGroupBytes = Tile::kBlocks * Tile::kTokens * 256;  // of sums
   static constexpr int kScales = Ring::kScales;
   static constexpr int kParked = kScales + Tile::kGroups * kScaleBytes;
-  static constexpr int kBytes = kParked + Tile::kGroups * kGroupBytes + 1024;  // base rounded up
+  static constexpr int kEnd = kParked + Tile::kGroups * kGroupBytes;
+  static constexpr int kCopied = Tile::kNibbles ? kEnd : Ring::kBarriers;
+  static constexpr int kBytes =
+      kEnd + (Tile::kNibbles ? 8 * Tile::kStages : 0) + 1024;  // base rounded up
   static_assert((kBytes + 1024) * Tile::kResident <= 233472);
+
+  static __device__ __forceinline__ void init_barriers(uint32_t base) {
+    constexpr uint32_t kReaders = 4 * Tile::kGroups * ptx::kWarpArrivals;
+    if constexpr (!Tile::kNibbles) {
+      ptx::init_ring<Tile::kStages>(base + Ring::kBarriers, kReaders);
+    } else {
+      for (int s = 0; s < Tile::kStages; ++s) {
+        ptx::barrier_init(base + kCopied + 8 * s, 1);
+        ptx::barrier_init(base + Ring::kBarriers + 8 * s, Tile::kUnpackers);
+        ptx::barrier_init(base + Ring::kBarriers + 8 * (Tile::kStages + s), kReaders);
+      }
+    }
+  }
 };
 
 inline constexpr float kMixedBf16Scale = 0x1p40F;  // of sums of MixedBf16Codec
@@ -109,7 +133,8 @@ struct MixedKernel {
     // What is read once leaves the L2 cache to activations and sums.
     const auto hint =
         args.m <= Tile::kTokens ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
-    ptx::barrier_arrive_expect(barrier, Tile::kRowBlocks * bytes + Ring::kXBytes);
+    const int x_bytes = Tile::kNibbles && segment.is_int8() ? Ring::kXBytes / 2 : Ring::kXBytes;
+    ptx::barrier_arrive_expect(barrier, Tile::kRowBlocks * bytes + x_bytes);
 #pragma unroll
     for (int b = 0; b < Tile::kRowBlocks; ++b) {
       const int block = min(segment.row_tile * Tile::kRowBlocks + b, args.row_blocks - 1);
@@ -125,7 +150,10 @@ struct MixedKernel {
                                                 uint32_t barrier) {
     const uint32_t to = stage + Ring::kWeightBytes;
     const int token = at.segment().token_tile * Tile::kTokens;
-    if (at.segment().is_int8()) {
+    if (at.segment().is_int8() && Tile::kNibbles) {
+      ptx::tensor_copy(to + NibbleTile<Tile::kTokens>::kCopied, int8_x, at.step() * 64, token,
+                       barrier);
+    } else if (at.segment().is_int8()) {
       ptx::tensor_copy(to, int8_x, at.step() * 128, token, barrier);
     } else {
       ptx::tensor_copy(to, bf16_x, at.step() * 64, token, barrier);
@@ -136,15 +164,15 @@ struct MixedKernel {
                                    const CUtensorMap& bf16_x,
                                    const MixedGemmArgs& args,
                                    uint32_t base) {
-    const uint32_t full = base + Ring::kBarriers;
-    const uint32_t empty = full + 8 * Tile::kStages;
+    const uint32_t copied = base + Shared::kCopied;
+    const uint32_t empty = base + Ring::kBarriers + 8 * Tile::kStages;
     ptx::prefetch_tensor_map(int8_x);
     ptx::prefetch_tensor_map(bf16_x);
     // Weights of the first ring, then, when the predecessor has ended, its activations.
     MixedSteps ahead(args);
     ahead.skip_empty();
     for (int s = 0; s < Tile::kStages && ahead.more(); ++s, ahead.advance()) {
-      copy_weights(args, ahead, base + s * Ring::kStageBytes, full + 8 * s);
+      copy_weights(args, ahead, base + s * Ring::kStageBytes, copied + 8 * s);
     }
     ptx::wait_for_predecessor();
     RingPlace<Tile::kStages> place;
@@ -152,12 +180,30 @@ struct MixedKernel {
     MixedSteps at(args);
     for (at.skip_empty(); at.more(); at.advance(), ++count) {
       const uint32_t stage = base + place.stage * Ring::kStageBytes;
-      const uint32_t barrier = full + 8 * place.stage;
+      const uint32_t barrier = copied + 8 * place.stage;
       if (count >= Tile::kStages) {
         ptx::barrier_wait_to_refill(empty + 8 * place.stage, place.parity ^ 1);
         copy_weights(args, at, stage, barrier);
       }
       copy_x(int8_x, bf16_x, at, stage, barrier);
+      place.advance();
+    }
+  }
+
+  // --- the unpacking warps ---
+
+  static __device__ void unpack_ring(const MixedGemmArgs& args, uint32_t base, int thread) {
+    const uint32_t full = base + Ring::kBarriers;
+    RingPlace<Tile::kStages> place;
+    MixedSteps at(args);
+    for (at.skip_empty(); at.more(); at.advance()) {
+      ptx::barrier_wait(base + Shared::kCopied + 8 * place.stage, place.parity);
+      if (at.segment().is_int8()) {
+        unpack_tile<Tile::kTokens, Tile::kUnpackers>(
+            base + place.stage * Ring::kStageBytes + Ring::kWeightBytes, thread);
+        ptx::fence_shared_to_async();  // products of other warps read it
+      }
+      ptx::barrier_arrive(full + 8 * place.stage);
       place.advance();
     }
   }
@@ -234,7 +280,8 @@ struct MixedKernel {
     sync_group(worker.group);  // the results of the tile before have left
     if (worker.thread < Tile::kTokens) {
       const int token = min(segment.token_tile * Tile::kTokens + worker.thread, worker.args.m - 1);
-      const float scale = __fmul_rn(Int8::kScale, __ldcg(worker.args.x_scales + token));
+      const float scale =
+          __fmul_rn(Int8::kScale * Tile::kXScale, __ldcg(worker.args.x_scales + token));
       ptx::store_shared4(worker.scales + 4 * worker.thread, __float_as_uint(scale));
     }
     sync_group(worker.group);
@@ -511,7 +558,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const uint32_t base = __shfl_sync(0xffffffffU, (raw + 1023U) & ~1023U, 0);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
   if (threadIdx.x == 128 * Tile::kGroups) {
-    ptx::init_ring<Tile::kStages>(base + Ring::kBarriers, 4 * Tile::kGroups * ptx::kWarpArrivals);
+    Kernel::Shared::init_barriers(base);
     ptx::barrier_init_fence();
   }
   __syncthreads();
@@ -522,6 +569,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     }
     if (threadIdx.x == 128 * Tile::kGroups) {
       Kernel::fill_ring(int8_x, bf16_x, args, base);
+    } else if constexpr (Tile::kNibbles) {
+      if (warp > 4 * Tile::kGroups) {
+        Kernel::unpack_ring(args, base, static_cast<int>(threadIdx.x) - 128 * Tile::kGroups - 32);
+      }
     }
   } else {
     if constexpr (Tile::kTakesRegisters) {

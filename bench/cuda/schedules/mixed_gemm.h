@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/launch.h"
+#include "bench/cuda/schedules/nibbles.h"
 #include "bench/cuda/schedules/work_list.h"
 
 namespace nibble::cuda {
@@ -15,9 +16,10 @@ namespace nibble::cuda {
 /// What one part of the kernel is done without.
 enum class MixedForm : uint8_t {
   kFull,
-  kNoPipeline,    // one stage: copies, conversion and products follow each other
-  kNoInterleave,  // weights in rows, as in a file
-  kSignExtension  // INT4 to INT8 with its sign instead of 16 times as much
+  kNoPipeline,     // one stage: copies, conversion and products follow each other
+  kNoInterleave,   // weights in rows, as in a file
+  kSignExtension,  // INT4 to INT8 with its sign instead of 16 times as much
+  kNibbles         // activations of INT8 blocks, which have 4 bits, in two a byte
 };
 
 enum class WeightOrder : uint8_t {
@@ -54,6 +56,7 @@ struct MixedTile {
   int row_blocks = 0;  // of 64 rows
   int launched = 0;    // blocks of a launch on a multiprocessor
   MixedForm form = MixedForm::kFull;
+  ActStore store = ActStore::kBytes;
   unsigned threads = 0;
   size_t shared_bytes = 0;
   void (*kernel)(CUtensorMap int8_x, CUtensorMap bf16_x, MixedGemmArgs args) = nullptr;
@@ -78,6 +81,10 @@ struct MixedPacking {
   WeightOrder order = WeightOrder::kInterleaved;
 };
 cudaError_t pack_mixed(const MixedPacking& args, cudaStream_t stream);
+
+/// Rounds x to codes of 4 bits, in place: the remainders of 8, with their signs. nibbles: the same,
+/// two a byte. count: a multiple of 8.
+cudaError_t narrow_acts(int8_t* x, uint8_t* nibbles, int64_t count, cudaStream_t stream);
 
 /// y [m, n] in double precision, one thread for each result.
 struct MixedReference {

@@ -34,16 +34,26 @@ double step_clocks(const MixedTile& tile, double weight_bytes, int token_tiles) 
   return std::max({products, memory, cache});
 }
 
-bool map_x(
-    void* encode_map, const void* x, bool bf16, int columns, int m, int tokens, CUtensorMap& map) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(m)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(columns) * (bf16 ? 2 : 1)};
-  const cuuint32_t box[2] = {bf16 ? 64U : 128U, static_cast<cuuint32_t>(tokens)};
+/// Activations of one precision: rows of `steps` times what a step takes of a token.
+struct StepRows {
+  const void* x = nullptr;
+  int steps = 0;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  unsigned elements = 128, bytes = 128;  // of a step
+};
+
+/// Boxes of a step of `tokens` tokens, swizzled where wgmma reads them as they are copied.
+bool map_x(void* encode_map, const StepRows& rows, int m, int tokens, CUtensorMap& map) {
+  const auto steps = static_cast<cuuint64_t>(rows.steps);
+  const cuuint64_t sizes[2] = {steps * rows.elements, static_cast<cuuint64_t>(m)};
+  const cuuint64_t strides[1] = {steps * rows.bytes};
+  const cuuint32_t box[2] = {rows.elements, static_cast<cuuint32_t>(tokens)};
   const cuuint32_t ones[2] = {1, 1};
   const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map);
-  return encode(&map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
-                const_cast<void*>(x), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode(&map, rows.type, 2, const_cast<void*>(rows.x), sizes, strides, box, ones,
+                CU_TENSOR_MAP_INTERLEAVE_NONE,
+                rows.bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -51,6 +61,13 @@ bool map_x(
 
 int MixedProblem::bf16_blocks() const {
   return static_cast<int>(std::count(bf16.begin(), bf16.end(), true));
+}
+
+PrecisionMap last_blocks(int blocks, int percent) {
+  PrecisionMap map(static_cast<size_t>(blocks), false);
+  const auto count = static_cast<std::ptrdiff_t>((blocks * percent + 50) / 100);
+  std::fill(map.end() - count, map.end(), true);
+  return map;
 }
 
 MixedTiles mixed_tiles_of(const MixedProblem& problem, const MixedTile& tile, int unit_blocks) {
@@ -83,6 +100,10 @@ Result<std::unique_ptr<MixedProduct>> MixedProduct::make(const MixedProblem& pro
                                                          MixedSchedule schedule,
                                                          int unit_blocks,
                                                          const DeviceInfo& device) {
+  if (!takes(tile, problem)) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "activations of {} bits are not stored two a byte", problem.act_bits);
+  }
   auto product = std::make_unique<MixedProduct>();
   cudaDriverEntryPointQueryResult found{};
   NIBBLE_RETURN_IF_ERROR(
@@ -119,10 +140,16 @@ Status MixedProduct::allocate() {
 cudaError_t MixedProduct::run(const MixedOperands& operands, const LaunchContext& context) const {
   CUtensorMap int8_x{}, bf16_x{};
   const int int8 = problem_.int8_blocks(), bf16 = problem_.bf16_blocks();
-  if ((int8 > 0 &&
-       !map_x(encode_map_, operands.int8_x, false, 128 * int8, problem_.m, tile_.tokens, int8_x)) ||
-      (bf16 > 0 &&
-       !map_x(encode_map_, operands.bf16_x, true, 128 * bf16, problem_.m, tile_.tokens, bf16_x))) {
+  StepRows int8_rows{.x = operands.int8_x, .steps = int8};
+  if (tile_.store == ActStore::kNibbles) {
+    int8_rows = {.x = operands.nibbles_x, .steps = int8, .elements = 64, .bytes = 64};
+  }
+  const StepRows bf16_rows{.x = operands.bf16_x,
+                           .steps = 2 * bf16,
+                           .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                           .elements = 64};
+  if ((int8 > 0 && !map_x(encode_map_, int8_rows, problem_.m, tile_.tokens, int8_x)) ||
+      (bf16 > 0 && !map_x(encode_map_, bf16_rows, problem_.m, tile_.tokens, bf16_x))) {
     return cudaErrorInvalidValue;
   }
   if (int8 == 0 || bf16 == 0) {  // a precision without blocks has no matrix

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -18,6 +19,7 @@ using PrecisionMap = std::vector<bool>;  // whether it is BF16
 struct MixedProblem {
   int n = 0, k = 0, m = 0;
   PrecisionMap bf16;
+  int act_bits = 8;  // of the values of INT8 blocks: 8 or 4
 
   [[nodiscard]] int bf16_blocks() const;
   [[nodiscard]] int int8_blocks() const { return k / 128 - bf16_blocks(); }
@@ -26,6 +28,7 @@ struct MixedProblem {
 /// What a product reads, on the device.
 struct MixedOperands {
   const void* int8_x = nullptr;           // [m, 128 int8_blocks()] int8
+  const void* nibbles_x = nullptr;        // the same two a byte, where they have 4 bits
   const void* bf16_x = nullptr;           // [m, 128 bf16_blocks()] bf16
   const float* x_scales = nullptr;        // [m]
   const uint8_t* int8_weights = nullptr;  // as pack_mixed() leaves them
@@ -58,6 +61,19 @@ class MixedProduct final {
   void* encode_map_ = nullptr;
   DeviceMemory segments_, begins_, shared_, counters_, slots_;
 };
+
+/// Whether a tile can be run with a problem's activations.
+[[nodiscard]] inline bool takes(const MixedTile& tile, const MixedProblem& problem) {
+  return tile.store == ActStore::kBytes || problem.act_bits == 4;
+}
+
+/// Whether a tile is neither much larger than m tokens nor one of many small ones.
+[[nodiscard]] inline bool suits(const MixedTile& tile, int m) {
+  return tile.tokens < 4 * std::max(m, 16) && (4 * tile.tokens >= m || tile.tokens >= 128);
+}
+
+/// The last `percent` of the K blocks in BF16, where a permutation puts outlier channels.
+PrecisionMap last_blocks(int blocks, int percent);
 
 /// The product as tiles of this instance with their costs, in clocks of a multiprocessor.
 MixedTiles mixed_tiles_of(const MixedProblem& problem, const MixedTile& tile, int unit_blocks);

@@ -1,13 +1,11 @@
 #include "bench/cuda/schedules/schedule_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -15,7 +13,7 @@
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
 #include "base/math.h"
 #include "bench/cuda/bench_data.h"
-#include "bench/cuda/schedules/mixed_data.h"
+#include "bench/cuda/schedules/mixed_timer.h"
 #include "quant/scheme.h"
 
 namespace nibble::cuda {
@@ -47,21 +45,13 @@ constexpr Variant kVariants[] = {
     {"decomposed-sign_extension", MixedSchedule::kDecomposed, MixedForm::kSignExtension},
 };
 
-/// The last `percent` of the K blocks, where a permutation puts outlier channels.
-PrecisionMap last_blocks(int blocks, int percent) {
-  PrecisionMap map(static_cast<size_t>(blocks), false);
-  const auto count = static_cast<std::ptrdiff_t>((blocks * percent + 50) / 100);
-  std::fill(map.end() - count, map.end(), true);
-  return map;
-}
-
 class Bench final {
  public:
   Bench(const DeviceInfo& device, const ScheduleBenchOptions& options)
-      : device_(device), options_(options) {}
+      : device_(device), options_(options), timer_(device, options.replays) {}
 
   Result<Json> run() {
-    NIBBLE_ASSIGN_OR_RETURN(timer_, Timer::make());
+    NIBBLE_RETURN_IF_ERROR(timer_.start());
     std::printf("%-12s %5s %-26s %6s %10s %8s %8s %8s\n", "shape", "m", "variant", "tile", "us",
                 "TOPS", "w4a16/us", "optimum");
     for (const ScheduleShape& shape : options_.shapes) {
@@ -75,42 +65,6 @@ class Bench final {
   }
 
  private:
-  [[nodiscard]] size_t copies_of(size_t bytes) const {
-    return std::max<size_t>(2, 3 * device_.l2_bytes / bytes + 1);
-  }
-
-  /// Median microseconds of a launch; launch(copy) runs one.
-  template <typename Launch>
-  Result<double> time(size_t copies, const Launch& launch) {
-    NIBBLE_ASSIGN_OR_RETURN(const Recording recording, timer_->record([&]() -> Status {
-      for (size_t copy = 0; copy < copies; ++copy) {
-        NIBBLE_RETURN_IF_ERROR(check(launch(copy), "launching"));
-      }
-      return {};
-    }));
-    std::vector<double> us;
-    for (int replay = 0; replay <= options_.replays; ++replay) {
-      NIBBLE_ASSIGN_OR_RETURN(const double all, timer_->replay(recording));
-      us.push_back(all / static_cast<double>(copies));
-      // As long as it ran, so that the power limit does not lower the clocks of what follows.
-      std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(all));
-    }
-    us.erase(us.begin());
-    return median(us);
-  }
-
-  Result<double> time_mixed(const MixedData& data,
-                            size_t copies,
-                            const MixedTile& tile,
-                            MixedSchedule schedule,
-                            int unit_blocks) {
-    NIBBLE_ASSIGN_OR_RETURN(const auto product, MixedProduct::make(data.problem(), tile, schedule,
-                                                                   unit_blocks, device_));
-    return time(copies, [&](size_t copy) {
-      return product->run(data.operands(order_of(tile.form), copy), {.stream = timer_->stream()});
-    });
-  }
-
   /// One of the program's products.
   Result<double> time_entry(const GemmEntry& entry, ActFormat act, const MixedProblem& problem) {
     const GemmProblem wanted{.weight = {.code = WeightCode::kInt4, .scale_per = ScalePer::kChannel},
@@ -120,7 +74,7 @@ class Bench final {
     NIBBLE_ASSIGN_OR_RETURN(const auto kernel, entry.make(wanted, device_));
     const auto n = static_cast<size_t>(problem.n), k = static_cast<size_t>(problem.k);
     const auto m = static_cast<size_t>(problem.m);
-    const size_t stride = round_up(kernel->packed_bytes(), 1024), copies = copies_of(stride);
+    const size_t stride = round_up(kernel->packed_bytes(), 1024), copies = timer_.copies_of(stride);
     NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes, DeviceMemory::allocate(n * k / 2));
     NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory scales, DeviceMemory::allocate(n * 4));
     NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory x, DeviceMemory::allocate(m * k * 2));
@@ -129,7 +83,7 @@ class Bench final {
     NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory packed, DeviceMemory::allocate(stride * copies));
     NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory workspace,
                             DeviceMemory::allocate(kernel->workspace_bytes(problem.m)));
-    cudaStream_t stream = timer_->stream();
+    cudaStream_t stream = timer_.stream();
     const auto filled = [](cudaError_t error) { return check(error, "filling operands"); };
     NIBBLE_RETURN_IF_ERROR(
         filled(random_codes(WeightCode::kInt4, codes.as<void>(), n * k / 2, 1, stream)));
@@ -140,8 +94,8 @@ class Bench final {
       NIBBLE_RETURN_IF_ERROR(filled(kernel->pack(codes.as<void>(), scales.as<float>(),
                                                  packed.as<uint8_t>() + copy * stride, stream)));
     }
-    NIBBLE_RETURN_IF_ERROR(timer_->wait());
-    return time(copies, [&](size_t copy) {
+    NIBBLE_RETURN_IF_ERROR(timer_.wait());
+    return timer_.time(copies, [&](size_t copy) {
       return kernel->run({.x = x.as<void>(),
                           .x_scales = x_scales.as<float>(),
                           .packed = packed.as<uint8_t>() + copy * stride,
@@ -172,11 +126,11 @@ class Bench final {
                               .k = problem.k,
                               .m = problem.m,
                               .bf16 = PrecisionMap(static_cast<size_t>(blocks), bf16)};
-      const size_t copies = copies_of(static_cast<size_t>(even.n) * even.k / 2);
-      NIBBLE_ASSIGN_OR_RETURN(const MixedData data,
-                              MixedData::make(even, copies, timer_->stream()));
-      NIBBLE_ASSIGN_OR_RETURN(const double us,
-                              time_mixed(data, copies, tile, MixedSchedule::kDecomposed, blocks));
+      const size_t copies = timer_.copies_of(static_cast<size_t>(even.n) * even.k / 2);
+      NIBBLE_ASSIGN_OR_RETURN(const MixedData data, MixedData::make(even, copies, timer_.stream()));
+      NIBBLE_ASSIGN_OR_RETURN(
+          const double us,
+          timer_.time_mixed(data, copies, tile, MixedSchedule::kDecomposed, blocks));
       (bf16 ? costs.bf16 : costs.int8) =
           us / (static_cast<double>(row_tiles) * token_tiles * blocks * (bf16 ? 2 : 1));
     }
@@ -190,13 +144,13 @@ class Bench final {
     double least = 0.0;
     for (const MixedTile& tile : mixed_tiles()) {
       const int m = data.problem().m;
-      if (tile.form != MixedForm::kFull || tile.tokens >= 4 * std::max(m, 16) ||
-          (4 * tile.tokens < m && tile.tokens < 128)) {
+      if (tile.form != MixedForm::kFull || !suits(tile, m)) {
         continue;
       }
-      NIBBLE_ASSIGN_OR_RETURN(const double us,
-                              time_mixed(data, copies, tile, MixedSchedule::kDecomposed,
-                                         choose_unit_blocks(data.problem(), tile, device_.sms)));
+      NIBBLE_ASSIGN_OR_RETURN(
+          const double us,
+          timer_.time_mixed(data, copies, tile, MixedSchedule::kDecomposed,
+                            choose_unit_blocks(data.problem(), tile, device_.sms)));
       if (!best || us < least) {
         best = tile;
         least = us;
@@ -213,7 +167,7 @@ class Bench final {
                          .k = shape.k,
                          .m = m,
                          .bf16 = last_blocks(shape.k / 128, options_.bf16_percent)};
-    const size_t copies = copies_of(static_cast<size_t>(shape.n) * shape.k / 2);
+    const size_t copies = timer_.copies_of(static_cast<size_t>(shape.n) * shape.k / 2);
     Point point{shape, m};
     NIBBLE_ASSIGN_OR_RETURN(point.w4a16,
                             time_entry(kGemmW4A16ChannelSm90, ActFormat::kBf16, problem));
@@ -225,7 +179,7 @@ class Bench final {
     int unit_blocks = 0;
     {
       NIBBLE_ASSIGN_OR_RETURN(const MixedData data,
-                              MixedData::make(problem, copies, timer_->stream()));
+                              MixedData::make(problem, copies, timer_.stream()));
       NIBBLE_ASSIGN_OR_RETURN(tile, choose_tile(data, copies));
       unit_blocks = choose_unit_blocks(problem, tile, device_.sms);
       NIBBLE_ASSIGN_OR_RETURN(const StepCosts costs, step_costs(problem, tile));
@@ -235,8 +189,8 @@ class Bench final {
           tiles.tiles() * (tiles.int8_steps * costs.int8 + tiles.bf16_steps * costs.bf16);
       for (const Variant& variant : kVariants) {
         NIBBLE_ASSIGN_OR_RETURN(const MixedTile own, form_of(tile, variant.form));
-        NIBBLE_ASSIGN_OR_RETURN(const double us,
-                                time_mixed(data, copies, own, variant.schedule, unit_blocks));
+        NIBBLE_ASSIGN_OR_RETURN(
+            const double us, timer_.time_mixed(data, copies, own, variant.schedule, unit_blocks));
         report(point, variant.name, us);
       }
     }
@@ -244,9 +198,10 @@ class Bench final {
     for (const bool bf16 : {false, true}) {
       problem.bf16.assign(problem.bf16.size(), bf16);
       NIBBLE_ASSIGN_OR_RETURN(const MixedData data,
-                              MixedData::make(problem, copies, timer_->stream()));
+                              MixedData::make(problem, copies, timer_.stream()));
       NIBBLE_ASSIGN_OR_RETURN(
-          const double us, time_mixed(data, copies, tile, MixedSchedule::kDecomposed, unit_blocks));
+          const double us,
+          timer_.time_mixed(data, copies, tile, MixedSchedule::kDecomposed, unit_blocks));
       report(point, bf16 ? "all_bf16" : "all_int8", us);
     }
     return {};
@@ -290,7 +245,7 @@ class Bench final {
 
   const DeviceInfo& device_;
   const ScheduleBenchOptions& options_;
-  std::unique_ptr<Timer> timer_;
+  MixedTimer timer_;
   std::map<std::tuple<int, int, int, int>, StepCosts> costs_;
   JsonArray rows_;
 };

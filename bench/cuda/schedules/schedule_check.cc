@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_status.h"
+#include "bench/cuda/schedules/act_rows.h"
 #include "bench/cuda/schedules/mixed_data.h"
 
 namespace nibble::cuda {
@@ -73,6 +74,17 @@ Status compare(const std::vector<uint16_t>& y, const Expected& expected) {
   return {};
 }
 
+/// Of activations of 8 bits, those of every form that takes them; of 4 bits, of both ways to store
+/// them.
+std::vector<MixedTile> tiles_for(const MixedProblem& problem) {
+  std::vector<MixedTile> tiles = mixed_tiles();
+  std::erase_if(tiles, [&](const MixedTile& tile) {
+    return !takes(tile, problem) || (problem.act_bits == 4 && tile.form != MixedForm::kFull &&
+                                     tile.form != MixedForm::kNibbles);
+  });
+  return tiles;
+}
+
 class Check final {
  public:
   Check(const DeviceInfo& device, cudaStream_t stream) : device_(device), stream_(stream) {}
@@ -83,15 +95,16 @@ class Check final {
     for (const int unit_blocks : {1, 2, problem.k / 128}) {
       std::vector<uint16_t> same;
       int runs = 0;
-      for (const MixedTile& tile : mixed_tiles()) {
+      for (const MixedTile& tile : tiles_for(problem)) {
         for (const auto schedule :
              {MixedSchedule::kLockStep, MixedSchedule::kRoundRobin, MixedSchedule::kBalanced,
               MixedSchedule::kRemapped, MixedSchedule::kDecomposed}) {
           const std::string what = fmt::format(
-              "n {} k {} m {} with {} BF16 blocks, tile of {} x {}, form {}, schedule {}, units of "
-              "{}",
-              problem.n, problem.k, problem.m, problem.bf16_blocks(), 64 * tile.row_blocks,
-              tile.tokens, static_cast<int>(tile.form), static_cast<int>(schedule), unit_blocks);
+              "n {} k {} m {} with {} BF16 blocks and {} bits, tile of {} x {}, form {}, schedule "
+              "{}, units of {}",
+              problem.n, problem.k, problem.m, problem.bf16_blocks(), problem.act_bits,
+              64 * tile.row_blocks, tile.tokens, static_cast<int>(tile.form),
+              static_cast<int>(schedule), unit_blocks);
           NIBBLE_ASSIGN_OR_RETURN(const auto product, MixedProduct::make(problem, tile, schedule,
                                                                          unit_blocks, device_));
           auto y = run_twice(*product, data.operands(order_of(tile.form), 0), expected.y.size(),
@@ -110,9 +123,11 @@ class Check final {
           ++runs;
         }
       }
-      std::printf("n %5d k %5d m %4d, %2d of %3d blocks BF16, units of %2d: %d runs, same bits\n",
-                  problem.n, problem.k, problem.m, problem.bf16_blocks(), problem.k / 128,
-                  unit_blocks, runs);
+      std::printf(
+          "n %5d k %5d m %4d, %2d of %3d blocks BF16, others of %d bits, units of %2d: %d runs, "
+          "same bits\n",
+          problem.n, problem.k, problem.m, problem.bf16_blocks(), problem.k / 128, problem.act_bits,
+          unit_blocks, runs);
       std::fflush(stdout);
     }
     return {};
@@ -143,11 +158,14 @@ Status check_schedules(const DeviceInfo& device) {
   for (const Shape& shape :
        {Shape{200, 1152, 1, 3}, Shape{64, 128, 3, 1}, Shape{1000, 2048, 17, 4},
         Shape{4096, 1024, 65, 2}, Shape{328, 1152, 130, 0}, Shape{6200, 640, 257, 3}}) {
-    const int blocks = shape.k / 128;
-    NIBBLE_RETURN_IF_ERROR(
-        check.run({.n = shape.n, .k = shape.k, .m = shape.m, .bf16 = map_of(blocks, shape.every)}));
+    MixedProblem problem{
+        .n = shape.n, .k = shape.k, .m = shape.m, .bf16 = map_of(shape.k / 128, shape.every)};
+    for (const int bits : {8, 4}) {
+      problem.act_bits = bits;
+      NIBBLE_RETURN_IF_ERROR(check.run(problem));
+    }
   }
-  return {};
+  return check_act_rows(timer->stream());
 }
 
 }  // namespace nibble::cuda

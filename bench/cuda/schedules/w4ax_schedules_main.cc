@@ -1,9 +1,12 @@
 // w4ax_schedules: what schedules of tiles are worth to a product whose K blocks differ in the
 // precision of activations (INT4 weights; INT8 or BF16), on the first GPU.
-//   w4ax_schedules [--check 1] [--shape 4096x14336,..] [--m 16,..] [--bf16 25] [--replays 5]
+//   w4ax_schedules [--check 1] [--acts4 1] [--shape 4096x14336,..] [--m 16,..] [--bf16 25]
+//   [--replays 5]
 //                  [--json FILE]
 // --check 1 compares every schedule and form with double precision and with each other, bit for
-// bit, over odd shapes, and times nothing. --bf16: percent of the K blocks.
+// bit, over odd shapes, and times nothing. --acts4 1 times something else: activations of 4 bits
+// stored in bytes and two a byte, in products and in the kernel that writes them. --bf16: percent
+// of the K blocks.
 
 #include <algorithm>
 #include <cstdio>
@@ -13,6 +16,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "bench/cuda/schedules/act_bench.h"
 #include "bench/cuda/schedules/schedule_bench.h"
 #include "bench/cuda/schedules/schedule_check.h"
 
@@ -56,7 +60,7 @@ Status set_shapes(const std::vector<int>& sizes, std::vector<ScheduleShape>& sha
 }
 
 struct Options {
-  bool check = false;
+  bool check = false, acts4 = false;
   std::string json;
   ScheduleBenchOptions bench;
 };
@@ -75,6 +79,8 @@ Result<Options> parse(int argc, char** argv) {
     NIBBLE_ASSIGN_OR_RETURN(const std::vector<int> values, numbers(argv[i + 1]));
     if (flag == "--check") {
       options.check = values[0] != 0;
+    } else if (flag == "--acts4") {
+      options.acts4 = values[0] != 0;
     } else if (flag == "--m" && *std::min_element(values.begin(), values.end()) > 0) {
       options.bench.row_counts = values;
     } else if (flag == "--bf16" && values[0] <= 100) {
@@ -101,7 +107,9 @@ Status run(int argc, char** argv) {
   if (options.check) {
     return check_schedules(device);
   }
-  NIBBLE_ASSIGN_OR_RETURN(const Json report, bench_schedules(device, options.bench));
+  NIBBLE_ASSIGN_OR_RETURN(const Json report, options.acts4
+                                                 ? bench_act_stores(device, options.bench)
+                                                 : bench_schedules(device, options.bench));
   if (!options.json.empty()) {
     std::ofstream file(options.json);
     file << report.dump() << "\n";

@@ -100,6 +100,23 @@ __device__ __forceinline__ uint32_t max_of_block(uint32_t value, uint32_t* share
   return __reduce_max_sync(kAllLanes, value);
 }
 
+/// The sum of one value per thread of a block of a multiple of 32 threads, in a fixed order.
+__device__ __forceinline__ float sum_of_block(float value, float* shared) {
+  const auto sum_of_warp = [](float v) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      v += __shfl_xor_sync(kAllLanes, v, offset);
+    }
+    return v;
+  };
+  value = sum_of_warp(value);
+  if (threadIdx.x % 32 == 0) {
+    shared[threadIdx.x / 32] = value;
+  }
+  __syncthreads();
+  return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0.0F);
+}
+
 /// Bits of a magnitude: integers order them as floats do, and put NaNs on top.
 __device__ __forceinline__ uint32_t magnitude_bits(float x) {
   return __float_as_uint(x) & 0x7fffffffU;

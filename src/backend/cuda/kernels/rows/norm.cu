@@ -7,23 +7,6 @@
 namespace nibble::cuda {
 namespace {
 
-/// The sum of one value per thread of a block of a multiple of 32 threads, in a fixed order.
-__device__ __forceinline__ float sum_of_block(float value, float* shared) {
-  const auto sum_of_warp = [](float v) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      v += __shfl_xor_sync(kAllLanes, v, offset);
-    }
-    return v;
-  };
-  value = sum_of_warp(value);
-  if (threadIdx.x % 32 == 0) {
-    shared[threadIdx.x / 32] = value;
-  }
-  __syncthreads();
-  return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0.0F);
-}
-
 template <int kPieces, GemmInput::Kind kKind, RowScales kScales>
 __global__ __launch_bounds__(kMaxRowThreads) void norm_kernel(const NormArgs args) {
   constexpr bool kLayer = kKind == GemmInput::Kind::kLayerNorm;
