@@ -75,6 +75,7 @@ __global__ void pack_units_of(MixedPacking args) {
   }
 }
 
+/// Four bytes' remainders of 8, with their signs.
 __device__ uint32_t narrow_word(uint32_t word) {
   uint32_t narrow = 0;
   for (int b = 0; b < 4; ++b) {
@@ -88,9 +89,9 @@ __device__ uint32_t narrow_word(uint32_t word) {
 __global__ void narrow(uint2* x, uint32_t* nibbles, int64_t count) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) {
-    const uint2 codes{narrow_word(x[i].x), narrow_word(x[i].y)};
-    x[i] = codes;
-    nibbles[i] = join_nibbles(codes.x, codes.y);
+    const uint32_t first = narrow_word(x[i].x), second = narrow_word(x[i].y);
+    x[i] = {first << 4 & 0xf0f0f0f0U, second << 4 & 0xf0f0f0f0U};
+    nibbles[i] = join_nibbles(first, second);
   }
 }
 

@@ -28,7 +28,6 @@ struct MixedShape : GemmTile<kTokens, kBlocks, 1, kStages, kResident> {
   // Warps beside the copying one that unpack: those of its warpgroup, or one more.
   static constexpr int kUnpackers = !kNibbles ? 0 : Base::kTakesRegisters ? 96 : 32;
   static constexpr int kThreads = Base::kThreads + (Base::kTakesRegisters ? 0 : kUnpackers);
-  static constexpr float kXScale = kNibbles ? 1.0F / 16.0F : 1.0F;  // of INT8 blocks
 };
 
 /// Shared memory: the ring of gemm_sm90, scales of a tile's tokens for each warpgroup, and room for
@@ -280,8 +279,7 @@ struct MixedKernel {
     sync_group(worker.group);  // the results of the tile before have left
     if (worker.thread < Tile::kTokens) {
       const int token = min(segment.token_tile * Tile::kTokens + worker.thread, worker.args.m - 1);
-      const float scale =
-          __fmul_rn(Int8::kScale * Tile::kXScale, __ldcg(worker.args.x_scales + token));
+      const float scale = __fmul_rn(Int8::kScale, __ldcg(worker.args.x_scales + token));
       ptx::store_shared4(worker.scales + 4 * worker.thread, __float_as_uint(scale));
     }
     sync_group(worker.group);

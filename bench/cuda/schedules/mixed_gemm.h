@@ -82,8 +82,8 @@ struct MixedPacking {
 };
 cudaError_t pack_mixed(const MixedPacking& args, cudaStream_t stream);
 
-/// Rounds x to codes of 4 bits, in place: the remainders of 8, with their signs. nibbles: the same,
-/// two a byte. count: a multiple of 8.
+/// Makes of x 16 times codes of -7..7, in place. nibbles: the codes, two a byte. count: a multiple
+/// of 8.
 cudaError_t narrow_acts(int8_t* x, uint8_t* nibbles, int64_t count, cudaStream_t stream);
 
 /// y [m, n] in double precision, one thread for each result.

@@ -19,7 +19,7 @@ using PrecisionMap = std::vector<bool>;  // whether it is BF16
 struct MixedProblem {
   int n = 0, k = 0, m = 0;
   PrecisionMap bf16;
-  int act_bits = 8;  // of the values of INT8 blocks: 8 or 4
+  int act_bits = 8;  // of the values of INT8 blocks, the highest ones of their bytes: 8 or 4
 
   [[nodiscard]] int bf16_blocks() const;
   [[nodiscard]] int int8_blocks() const { return k / 128 - bf16_blocks(); }

@@ -4,7 +4,7 @@
 
 // Activations of 4 bits stored two a byte. Of eight neighbours the first four are the low halves of
 // a word's bytes, the others the high ones: what has eight numbers stores a word, and masks make
-// eight bytes of it in their order.
+// eight bytes of it in their order, 16 times the codes.
 namespace nibble::cuda {
 
 /// How a product's INT8 blocks of activations of 4 bits lie in memory.
@@ -14,7 +14,7 @@ enum class ActStore : uint8_t { kBytes, kNibbles };
 constexpr uint32_t join_nibbles(uint32_t first, uint32_t second) {
   return (first & 0x0f0f0f0fU) | (second << 4 & 0xf0f0f0f0U);
 }
-/// And back, as bytes of 16 times the codes.
+/// And back.
 constexpr uint32_t first_of_nibbles(uint32_t word) { return word << 4 & 0xf0f0f0f0U; }
 constexpr uint32_t second_of_nibbles(uint32_t word) { return word & 0xf0f0f0f0U; }
 
