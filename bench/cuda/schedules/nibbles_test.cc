@@ -1,6 +1,7 @@
 #include "bench/cuda/schedules/nibbles.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -77,7 +78,7 @@ class Emulation {
  private:
   static bool mine(int thread, int turn) { return thread + turn * kThreads < At::kChunks; }
   Chunk& held(int thread, int turn) {
-    return held_[static_cast<size_t>(thread * At::turns(kThreads) + turn)];
+    return held_[static_cast<size_t>(thread)][static_cast<size_t>(turn)];
   }
   void load(int thread, int turn) {
     if (mine(thread, turn)) {
@@ -104,7 +105,7 @@ class Emulation {
 
   std::vector<uint8_t> memory_ = std::vector<uint8_t>(size_t{128} * kTokens, 0xaa);
   std::vector<int> written_ = std::vector<int>(size_t{128} * kTokens, 0);
-  std::vector<Chunk> held_ = std::vector<Chunk>(size_t{kThreads} * At::turns(kThreads));
+  std::array<std::array<Chunk, At::turns(kThreads)>, kThreads> held_{};
 };
 
 template <int kTokens, int kThreads>
