@@ -50,14 +50,14 @@ class Arrays final {
 /// What a spec has in GPU memory, whose beginning is not known yet.
 struct PlacedBlocks {
   IntBlocks known;
-  size_t bits = 0, order = 0, precisions = 0, masks = 0;
+  std::vector<uint16_t> host_order;
+  size_t bits = 0, order = 0, masks = 0;
   std::optional<size_t> columns;
 
   [[nodiscard]] IntBlocks at(const std::byte* memory) const {
     IntBlocks view = known;
     view.bits = reinterpret_cast<const uint8_t*>(memory + bits);
     view.order = reinterpret_cast<const uint16_t*>(memory + order);
-    view.precisions = reinterpret_cast<const uint8_t*>(memory + precisions);
     view.masks = reinterpret_cast<const uint8_t*>(memory + masks);
     view.columns = columns ? reinterpret_cast<const int32_t*>(memory + *columns) : nullptr;
     return view;
@@ -69,6 +69,14 @@ struct Weights {
   const WeightFormat& format;
   int64_t k = 0;
 };
+
+/// The bits of all channels beside the launch's arguments, if there is room for them.
+void set_bits(const std::vector<uint8_t>& masks, IntBlocks& blocks) {
+  blocks.here = std::ssize(masks) * 128 <= kChannelsHere;
+  for (size_t i = 0; blocks.here && i < masks.size(); ++i) {
+    blocks.eight[i / 8] |= static_cast<uint32_t>(masks[i]) << (4 * (i % 8));
+  }
+}
 
 Result<PlacedBlocks> place(const ActSpec& spec, const Weights& weights, Arrays& arrays) {
   if (spec.blocks == nullptr) {
@@ -86,7 +94,8 @@ Result<PlacedBlocks> place(const ActSpec& spec, const Weights& weights, Arrays& 
                   .mixed_blocks = classes.mixed_blocks};
   placed.bits = arrays.add(std::span<const uint8_t>(blocks.bits));
   placed.order = arrays.add(std::span<const uint16_t>(classes.order));
-  placed.precisions = arrays.add(std::span<const uint8_t>(classes.precisions));
+  placed.host_order = classes.order;
+  set_bits(classes.masks, placed.known);
   placed.masks = arrays.add(std::span<const uint8_t>(classes.masks));
   if (spec.columns != nullptr) {
     NIBBLE_RETURN_IF_ERROR(check_columns(*spec.columns, weights.k));
@@ -122,7 +131,6 @@ ClassOrder class_order(const BlockPrecision& blocks) {
   };
   std::ranges::stable_sort(result.order, {}, rank);
   for (const uint16_t block : result.order) {
-    result.precisions.push_back(masks[block]);
     result.eight_blocks += rank(block) == 0 ? 1 : 0;
     result.mixed_blocks += rank(block) <= 1 ? 1 : 0;
   }
@@ -143,6 +151,8 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
   NIBBLE_RETURN_IF_ERROR(copy_blocks(arrays.bytes(), memory));
   result->spec_ = spec;
   result->view_ = placed.at(memory);
+  result->order_ = placed.host_order;
+  result->view_.host_order = result->order_.data();
   return std::shared_ptr<const DeviceBlocks>(std::move(result));
 }
 

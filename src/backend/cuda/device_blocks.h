@@ -29,6 +29,7 @@ class DeviceBlocks final {
 
   ActSpec spec_;
   DeviceBuffer memory_;
+  std::vector<uint16_t> order_;
   IntBlocks view_;
 };
 
@@ -55,8 +56,7 @@ class DeviceExpertBlocks final {
 /// have 8 bits, those with both, those with 4; what fills K up counts as 4.
 struct ClassOrder {
   std::vector<uint16_t> order;
-  std::vector<uint8_t> masks;       // of each block, a bit for each 32 channels: 1 for 8 bits
-  std::vector<uint8_t> precisions;  // the same at each place of the order
+  std::vector<uint8_t> masks;  // of each block, a bit for each 32 channels: 1 for 8 bits
   int eight_blocks = 0, mixed_blocks = 0;
 };
 [[nodiscard]] ClassOrder class_order(const BlockPrecision& blocks);

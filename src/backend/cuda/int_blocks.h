@@ -6,20 +6,26 @@
 
 namespace nibble::cuda {
 
+/// Tables of so many channels travel with the arguments of a launch: what lies in memory, out of
+/// whose caches a step's weights have driven it, takes a microsecond to come.
+inline constexpr int64_t kChannelsHere = 65536;
+
 /// Rows in blocks of 4 and 8 bits (ActFormat::kIntBlocks), as kernels see them: pointers are device
 /// memory.
 struct IntBlocks {
-  int block = 0;  // channels
+  int block = 0;                              // channels
+  bool here = false;                          // whether `eight` has all channels
+  uint32_t eight[kChannelsHere / 1024] = {};  // a bit for each 32 channels, 1 for 8 bits
   BlockScales scales = BlockScales::kEach;
   float clip = 1.0F;
   const uint8_t* bits = nullptr;     // [k / block], 4 or 8
   const int32_t* columns = nullptr;  // [k]: which element of the row each channel is; or none
   // For products with two sums, K in blocks of 128, int_k_blocks() of them: their order, those of 8
-  // bits first, those of 4 from mixed_blocks on, and for each place a bit for each block within, 1
-  // for 8 bits.
+  // bits first, those of 4 from mixed_blocks on; and of each a bit for each 32 channels, 1 for 8
+  // bits.
   const uint16_t* order = nullptr;
-  const uint8_t* precisions = nullptr;
-  const uint8_t* masks = nullptr;  // the same in the order of K
+  const uint16_t* host_order = nullptr;  // the same in the host's memory
+  const uint8_t* masks = nullptr;
   int eight_blocks = 0, mixed_blocks = 0;
 };
 

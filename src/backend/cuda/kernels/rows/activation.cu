@@ -1,7 +1,7 @@
 // silu(gate) * up, relu and gelu of bf16 rows, rounded for the next matrix product. The token forms
 // need a row's largest value, so one block owns a row, or, where rows are few and the GPU has
-// clusters, one cluster of eight blocks; bf16 needs none and spreads over the whole GPU. Groups
-// have a block per row, too.
+// clusters, one cluster of eight blocks, as rows in blocks of 4 and 8 bits do; bf16 needs none and
+// spreads over the whole GPU. Groups of 128 have a block per row.
 
 #include <cooperative_groups.h>
 
@@ -25,24 +25,46 @@ __device__ __forceinline__ bool is_wanted(const ActivationArgs& args, int64_t ro
   return args.wanted == nullptr || row < *args.wanted;
 }
 
+/// A row's blocks, without what only products read; its own where rows are not all alike.
+__device__ __forceinline__ IntBlocks blocks_of(const ActivationArgs& args, int64_t row) {
+  const bool alike = args.each_blocks == nullptr;
+  const IntBlocks* own = alike ? nullptr : args.each_blocks + args.experts[row];
+  IntBlocks blocks;
+  blocks.block = alike ? args.out.blocks.block : own->block;
+  blocks.scales = alike ? args.out.blocks.scales : own->scales;
+  blocks.clip = alike ? args.out.blocks.clip : own->clip;
+  blocks.bits = alike ? args.out.blocks.bits : own->bits;
+  blocks.columns = alike ? args.out.blocks.columns : own->columns;
+  return blocks;
+}
+
 template <int kPieces, Kind kKind, ActFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const ActivationArgs args) {
-  ptx::allow_successor();
-  ptx::wait_for_predecessor();
   constexpr auto kScales = scales_of(kFormat);
+  using Bits = BitsOf<kPieces, kScales>;
   const int64_t row = blockIdx.x;
-  if (!is_wanted(args, row)) {
-    return;
-  }
   const auto load = [&](int, int64_t i) { return activated<kKind, kFormat>(args, row, i); };
+  const auto store = [&](const QuantizedRows& out, const Bits& bits) {
+    store_scaled<kPieces, kScales>(out, bits, row, args.n, load);
+  };
+  const auto wait = [&] {
+    ptx::allow_successor();
+    ptx::wait_for_predecessor();
+    return is_wanted(args, row);
+  };
   if constexpr (kScales == RowScales::kBlocks) {
-    QuantizedRows out = args.out;
     if (args.each_blocks != nullptr) {
-      out.blocks = args.each_blocks[args.experts[row]];
+      if (wait()) {
+        const QuantizedRows out{args.out.format, args.out.values, args.out.scales,
+                                blocks_of(args, row)};
+        store(out, Bits(out.blocks, args.n));
+      }
+      return;
     }
-    store_scaled<kPieces, kScales>(out, row, args.n, load);
-  } else {
-    store_scaled<kPieces, kScales>(args.out, row, args.n, load);
+  }
+  const Bits bits(args.out.blocks, args.n);
+  if (wait()) {
+    store(args.out, bits);
   }
 }
 
@@ -93,6 +115,86 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_cluster_kernel(
 #endif
 }
 
+/// The largest of a cluster's words, of blocks of 4 bits and of 8.
+struct ClassLargest {
+  uint32_t four, eight;
+};
+__device__ __forceinline__ ClassLargest max_of_classes(uint32_t own,
+                                                       bool eight,
+                                                       uint32_t (&shared)[2],
+                                                       const cg::cluster_group& cluster) {
+  const uint32_t four_bits = __reduce_max_sync(kAllLanes, eight ? 0 : own);
+  const uint32_t eight_bits = __reduce_max_sync(kAllLanes, eight ? own : 0);
+  if (threadIdx.x % 32 < 2) {
+    atomicMax(&shared[threadIdx.x % 32], threadIdx.x % 32 == 0 ? four_bits : eight_bits);
+  }
+  cluster.sync();
+  const uint32_t* const peer = cluster.map_shared_rank(&shared[0], threadIdx.x % kCluster);
+  const ClassLargest all = {__reduce_max_sync(kAllLanes, peer[0]),
+                            __reduce_max_sync(kAllLanes, peer[1])};
+  cluster.barrier_arrive();  // this block has read the others' words
+  return all;
+}
+
+/// One piece per thread, one row per cluster, in blocks of 4 and 8 bits.
+template <Kind kKind>
+__global__ __launch_bounds__(kMaxRowThreads) void activation_blocks_kernel(
+    const ActivationArgs args) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ uint32_t largest[2];
+  if (threadIdx.x < 2) {
+    largest[threadIdx.x] = 0;
+  }
+  __syncthreads();
+  const int64_t rank = blockIdx.x % kCluster;
+  const int64_t i = (rank * blockDim.x + threadIdx.x) * kPiece;
+  const bool known = args.each_blocks == nullptr;
+  bool eight = known && i < args.n && is_eight(args.out.blocks, i);
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int64_t row = blockIdx.x / kCluster;
+  if (!is_wanted(args, row)) {
+    return;  // so does the whole cluster
+  }
+  const IntBlocks blocks = blocks_of(args, row);
+  eight = known ? eight : i < args.n && is_eight(blocks, i);
+  F32x8 y = {};
+  if (i < args.n) {
+    y = blocks.columns == nullptr
+            ? activated<kKind, ActFormat::kIntBlocks>(args, row, i)
+            : activated_columns<kKind, ActFormat::kIntBlocks>(args, row, blocks.columns + i);
+  }
+  const bool each = blocks.scales == BlockScales::kEach;
+  const int64_t stride = int_scale_stride(args.rows);
+  float* const scales = args.out.scales + row;
+  BlockFactor to;
+  if (each) {
+    to = block_factor(max_of_channels(largest_bits(y), blocks), eight ? 8 : 4, blocks.clip);
+    if (i < args.n && (i & (blocks.block - 1)) == 0) {
+      scales[block_of(blocks, i) * stride] = to.scale;
+    }
+    if (rank == 0) {
+      clear_scales_behind(blocks, args.n, stride, scales);
+    }
+  } else {
+    const ClassLargest all = max_of_classes(largest_bits(y), eight, largest, cluster);
+    if (rank == 0 && threadIdx.x < 2) {
+      const bool second = threadIdx.x == 1;
+      scales[threadIdx.x * stride] =
+          block_factor(second ? all.eight : all.four, second ? 8 : 4, blocks.clip).scale;
+    }
+    to = block_factor(eight ? all.eight : all.four, eight ? 8 : 4, blocks.clip);
+  }
+  if (i < args.n) {
+    store_block_codes(static_cast<uint8_t*>(args.out.values) + row * args.n + i, y, to);
+  }
+  if (!each) {
+    cluster.barrier_wait();  // its own words have been read
+  }
+#endif
+}
+
 template <Kind kKind>
 __global__ __launch_bounds__(kFlatThreads) void activation_flat_kernel(const ActivationArgs args) {
   ptx::allow_successor();
@@ -119,34 +221,32 @@ bool has_clusters() {
          major >= 9;
 }
 
-/// launch(), in clusters.
-template <Kind kKind, ActFormat kFormat>
-cudaError_t launch_clusters(const ActivationArgs& args,
+/// Threads of a block in clusters; 0 where a block per row is better, or there are none.
+unsigned cluster_threads(const ActivationArgs& args) {
+  const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
+  const bool fits = args.rows > 0 && args.rows <= kClusterRows && slice >= 64 &&
+                    slice <= kMaxRowThreads && has_clusters();
+  return fits ? static_cast<unsigned>((slice + 31) / 32 * 32) : 0;
+}
+
+cudaError_t launch_clusters(void (*kernel)(ActivationArgs),
+                            const ActivationArgs& args,
                             unsigned threads,
                             const LaunchContext& context) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kCluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(args.rows * kCluster));
-  config.blockDim = dim3(threads);
-  config.stream = context.stream;
-  config.attrs = attributes;
-  config.numAttrs = context.overlap ? 2 : 1;
-  return cudaLaunchKernelEx(&config, activation_cluster_kernel<kKind, kFormat>, args);
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows * kCluster)),
+                  .threads = threads,
+                  .cluster = kCluster};
+  return launch(kernel, grid, context, args);
 }
 
 /// To a form that has scales.
 template <Kind kKind, ActFormat kFormat>
 cudaError_t launch_scaled(const ActivationArgs& args, const LaunchContext& context) {
-  if constexpr (scales_of(kFormat) == RowScales::kOne) {
-    const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
-    if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
-        has_clusters()) {
-      return launch_clusters<kKind, kFormat>(args, static_cast<unsigned>((slice + 31) / 32 * 32),
-                                             context);
+  if (const unsigned threads = cluster_threads(args); threads > 0) {
+    if constexpr (scales_of(kFormat) == RowScales::kOne) {
+      return launch_clusters(activation_cluster_kernel<kKind, kFormat>, args, threads, context);
+    } else if constexpr (scales_of(kFormat) == RowScales::kBlocks) {
+      return launch_clusters(activation_blocks_kernel<kKind>, args, threads, context);
     }
   }
   static constexpr void (*kKernels[4])(ActivationArgs) = {

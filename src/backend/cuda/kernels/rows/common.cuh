@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
@@ -222,9 +223,68 @@ __device__ __forceinline__ void store_block_codes(uint8_t* out, F32x8 x, const B
   *reinterpret_cast<uint2*>(out) = make_uint2(int8x4_bits(x.v, 1.0F), int8x4_bits(x.v + 4, 1.0F));
 }
 
+/// The block in which channel i lies; blocks have powers of two of channels.
+__device__ __forceinline__ int64_t block_of(const IntBlocks& blocks, int64_t i) {
+  return i >> (31 - __clz(blocks.block));
+}
+__device__ __forceinline__ bool is_eight(const IntBlocks& blocks, int64_t i) {
+  return blocks.here ? (blocks.eight[i >> 10] >> (i >> 5 & 31) & 1U) != 0
+                     : __ldg(blocks.bits + block_of(blocks, i)) == 8;
+}
+
+/// Which pieces of a thread lie in blocks of 8 bits; of wide rows it is asked for each of them.
+template <int kPieces>
+class PieceBits {
+ public:
+  __device__ __forceinline__ PieceBits(const IntBlocks& blocks, int64_t n) {
+    if constexpr (kPieces > 0) {
+      for_each_piece<kPieces>(
+          n, [&](int p, int64_t i) { eight_ |= (is_eight(blocks, i) ? 1U : 0U) << p; });
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ bool eight(const IntBlocks& blocks,
+                                                      int p,
+                                                      int64_t i) const {
+    return kPieces > 0 ? (eight_ >> p & 1U) != 0 : is_eight(blocks, i);
+  }
+
+ private:
+  uint32_t eight_ = 0;
+};
+
+/// The largest magnitude of eight numbers, as bits.
+__device__ __forceinline__ uint32_t largest_bits(const F32x8& x) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (const float value : x.v) {
+    largest = max(largest, magnitude_bits(value));
+  }
+  return largest;
+}
+
+/// The largest of a block's pieces, which neighbouring threads have.
+__device__ __forceinline__ uint32_t max_of_channels(uint32_t largest, const IntBlocks& blocks) {
+  for (int distance = blocks.block / kPiece / 2; distance > 0; distance /= 2) {
+    largest = max(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+  }
+  return largest;
+}
+
+/// Zeros as the scales of a row's blocks beyond its end, by all threads of a block.
+__device__ __forceinline__ void clear_scales_behind(const IntBlocks& blocks,
+                                                    int64_t n,
+                                                    int64_t stride,
+                                                    float* scales) {
+  const int64_t end = int_scale_rows(blocks, n);
+  for (int64_t block = block_of(blocks, n) + threadIdx.x; block < end; block += blockDim.x) {
+    scales[block * stride] = 0.0F;
+  }
+}
+
 /// A row of kIntBlocks with a scale for each block, all of whose pieces neighbouring threads have.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_each_block(const QuantizedRows& out,
+                                                 const PieceBits<kPieces>& bits,
                                                  int64_t row,
                                                  int64_t n,
                                                  const Load& load) {
@@ -234,22 +294,14 @@ __device__ __forceinline__ void store_each_block(const QuantizedRows& out,
   const int64_t scale_stride = int_scale_stride(gridDim.x);
   const auto store_piece = [&](int p, int64_t i) {  // by all threads of a warp, past n too
     F32x8 x = {};
-    uint32_t largest = 0;
     if (i < n) {
       x = load(p, i);
-#pragma unroll
-      for (const float value : x.v) {
-        largest = max(largest, magnitude_bits(value));
-      }
     }
-    for (int distance = blocks.block / kPiece / 2; distance > 0; distance /= 2) {
-      largest = max(largest, __shfl_xor_sync(kAllLanes, largest, distance));
-    }
+    const uint32_t largest = max_of_channels(largest_bits(x), blocks);
     if (i < n) {
-      const int64_t block = i / blocks.block;
-      const BlockFactor to = block_factor(largest, blocks.bits[block], blocks.clip);
-      if (i % blocks.block == 0) {
-        scales[block * scale_stride] = to.scale;
+      const BlockFactor to = block_factor(largest, bits.eight(blocks, p, i) ? 8 : 4, blocks.clip);
+      if ((i & (blocks.block - 1)) == 0) {
+        scales[block_of(blocks, i) * scale_stride] = to.scale;
       }
       store_block_codes(values + i, x, to);
     }
@@ -266,28 +318,23 @@ __device__ __forceinline__ void store_each_block(const QuantizedRows& out,
       store_piece(0, begin + first);
     }
   }
-  const int64_t end = int_scale_rows(blocks, n);
-  for (int64_t block = n / blocks.block + threadIdx.x; block < end; block += blockDim.x) {
-    scales[block * scale_stride] = 0.0F;
-  }
+  clear_scales_behind(blocks, n, scale_stride, scales);
 }
 
 /// The same with a scale for all blocks of 4 bits and one for those of 8.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
+                                                    const PieceBits<kPieces>& bits,
                                                     int64_t row,
                                                     int64_t n,
                                                     const Load& load) {
   const IntBlocks& blocks = out.blocks;
+  F32x8 kept[kPieces > 0 ? kPieces : 1];
   uint32_t largest[2] = {};
   for_each_piece<kPieces>(n, [&](int p, int64_t i) {
-    const F32x8 x = load(p, i);
-    uint32_t own = 0;
-#pragma unroll
-    for (const float value : x.v) {
-      own = max(own, magnitude_bits(value));
-    }
-    const bool eight = blocks.bits[i / blocks.block] == 8;
+    kept[p] = load(p, i);
+    const uint32_t own = largest_bits(kept[p]);
+    const bool eight = bits.eight(blocks, p, i);
     largest[0] = max(largest[0], eight ? 0 : own);
     largest[1] = max(largest[1], eight ? own : 0);
   });
@@ -300,7 +347,8 @@ __device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
   }
   uint8_t* values = static_cast<uint8_t*>(out.values) + row * n;
   for_each_piece<kPieces>(n, [&](int p, int64_t i) {
-    store_block_codes(values + i, load(p, i), blocks.bits[i / blocks.block] == 8 ? eight : four);
+    store_block_codes(values + i, kPieces > 0 ? kept[p] : load(p, i),
+                      bits.eight(blocks, p, i) ? eight : four);
   });
 }
 
@@ -308,14 +356,15 @@ __device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
 /// shared memory (row_shared_bytes) meanwhile.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_blocks(const QuantizedRows& out,
+                                             const PieceBits<kPieces>& bits,
                                              int64_t row,
                                              int64_t n,
                                              const Load& load) {
   const auto store = [&](const auto& from) {
     if (out.blocks.scales == BlockScales::kEach) {
-      store_each_block<kPieces>(out, row, n, from);
+      store_each_block<kPieces>(out, bits, row, n, from);
     } else {
-      store_block_classes<kPieces>(out, row, n, from);
+      store_block_classes<kPieces>(out, bits, row, n, from);
     }
   };
   if (out.blocks.columns == nullptr) {
@@ -362,14 +411,23 @@ __device__ __forceinline__ void store_row(const QuantizedRows& out,
   });
 }
 
+/// What store_scaled() is told of its thread's pieces: made before the kernel waits for its
+/// predecessor, so that nothing is read late that was known early.
+struct NoBits {
+  __device__ __forceinline__ NoBits(const IntBlocks&, int64_t) {}
+};
+template <int kPieces, RowScales kScales>
+using BitsOf = std::conditional_t<kScales == RowScales::kBlocks, PieceBits<kPieces>, NoBits>;
+
 /// Rounds and stores a row of a form that has scales.
 template <int kPieces, RowScales kScales, typename Load>
 __device__ __forceinline__ void store_scaled(const QuantizedRows& out,
+                                             const BitsOf<kPieces, kScales>& bits,
                                              int64_t row,
                                              int64_t n,
                                              const Load& load) {
   if constexpr (kScales == RowScales::kBlocks) {
-    store_blocks<kPieces>(out, row, n, load);
+    store_blocks<kPieces>(out, bits, row, n, load);
   } else if constexpr (kScales == RowScales::kGroups) {
     store_groups<kPieces>(out, row, n, load);
   } else {

@@ -17,6 +17,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void norm_kernel(const NormArgs arg
     for_each_piece<kPieces>(
         args.n, [&](int p, int64_t i) { weight[p] = load_f32x8(args.norm.norm_weight + i); });
   }
+  const BitsOf<kPieces, kScales> bits(args.out.blocks, args.n);
   ptx::allow_successor();
   ptx::wait_for_predecessor();
 
@@ -81,7 +82,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void norm_kernel(const NormArgs arg
     for_each_piece<kPieces>(args.n,
                             [&](int p, int64_t i) { store_bf16x8(out + i, normalized(p, i)); });
   } else {
-    store_scaled<kPieces, kScales>(args.out, row, args.n, normalized);
+    store_scaled<kPieces, kScales>(args.out, bits, row, args.n, normalized);
   }
 }
 

@@ -11,11 +11,12 @@ constexpr int kFlatThreads = 256;
 
 template <int kPieces, RowScales kScales>
 __global__ __launch_bounds__(kMaxRowThreads) void quantize_kernel(const QuantizeRowsArgs args) {
+  const BitsOf<kPieces, kScales> bits(args.out.blocks, args.n);
   ptx::allow_successor();
   ptx::wait_for_predecessor();
   const int64_t row = blockIdx.x;
   const auto* x = static_cast<const __nv_bfloat16*>(args.x) + row * args.stride;
-  store_scaled<kPieces, kScales>(args.out, row, args.n,
+  store_scaled<kPieces, kScales>(args.out, bits, row, args.n,
                                  [&](int, int64_t i) { return load_bf16x8(x + i); });
 }
 

@@ -128,7 +128,8 @@ __global__ __launch_bounds__(kMaxRowThreads) void turned_kernel(const Activation
     auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
     for_each_piece<0>(args.n, [&](int p, int64_t i) { store_bf16x8(out + i, load(p, i)); });
   } else {
-    store_scaled<0, scales_of(kFormat)>(args.out, row, args.n, load);
+    using Bits = BitsOf<0, scales_of(kFormat)>;
+    store_scaled<0, scales_of(kFormat)>(args.out, Bits(args.out.blocks, args.n), row, args.n, load);
   }
 }
 

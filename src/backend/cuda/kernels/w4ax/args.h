@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include "backend/cuda/int_blocks.h"
 #include "backend/cuda/kernels/gemm_sm90/instance.h"
 #include "backend/cuda/kernels/w4ax/chain.h"
 
@@ -22,12 +23,14 @@ struct W4AxArgs {
   // weights, x_scales, bias, y, counters, parts, y_stride, m, n and result; k_blocks of 128. In the
   // class form weight_scales are those of channels.
   GemmSm90Args base;
-  // Of the class form, whose K blocks lie in another order: which of x meets each one, and a bit
-  // for each of its blocks, 1 where it has 8 bits. Up to eight_blocks all have 8, from mixed_blocks
-  // on 4.
+  // Of the class form, some of whose tiles take K blocks in another order, and a bit for each 32
+  // channels of a K block, 1 where they have 8 bits. In that order up to eight_blocks all have 8,
+  // from mixed_blocks on 4. Here where `here` says so, else in memory.
+  bool here = false;
+  uint32_t eight_here[kChannelsHere / 1024];
+  uint16_t order_here[kChannelsHere / 128];
   const uint16_t* order = nullptr;
-  const uint8_t* precisions = nullptr;
-  const uint8_t* masks = nullptr;  // the same bits of the K blocks as they lie
+  const uint8_t* masks = nullptr;
   int eight_blocks = 0, mixed_blocks = 0;
   int x_scale_stride = 0;  // from one block's scales of tokens to the next's
   ChainSchedule schedule;

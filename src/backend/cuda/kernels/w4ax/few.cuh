@@ -65,13 +65,13 @@ class FewSums {
       : base_(base), thread_(thread), lane_(thread & 31), warp_(thread >> 5), place_(thread) {}
 
   __device__ __forceinline__ void accumulate(RingPlace<Tile::kStages>& place,
-                                             int steps,
-                                             const uint8_t* precisions,
+                                             const W4AxArgs& args,
+                                             const GemmPart& part,
                                              int& room) {
     if constexpr (Form::kClass) {
-      accumulate_classes(place, steps, precisions);
+      accumulate_classes(place, args, part);
     } else {
-      accumulate_blocks(place, steps, room);
+      accumulate_blocks(place, part.end - part.begin, room);
     }
   }
 
@@ -260,11 +260,11 @@ class FewSums {
 
   // Class form: every warp keeps its sums of both classes, which are added at the end.
   __device__ __forceinline__ void accumulate_classes(RingPlace<Tile::kStages>& place,
-                                                     int steps,
-                                                     const uint8_t* precisions) {
+                                                     const W4AxArgs& args,
+                                                     const GemmPart& part) {
     int32_t eight[kParts][kOctets][4] = {}, four[kParts][kOctets][4] = {};
-    for (int step = 0; step < steps; ++step) {
-      const uint32_t bits = __ldg(precisions + step * Tile::kDepth + k_block());
+    for (int step = part.begin; step < part.end; ++step) {
+      const uint32_t bits = precision_bits(args, step * Tile::kDepth + k_block());
       const uint32_t stage = wait(place);
       Fragments b;
       load_x(stage, b);
@@ -391,7 +391,7 @@ __device__ __forceinline__ void multiply_few(const W4AxArgs& args, uint32_t base
       ptx::group_sync(1, kThreads);
       sums.take_over(link);
     }
-    sums.accumulate(place, part.end - part.begin, args.masks + part.begin * Tile::kDepth, room);
+    sums.accumulate(place, args, part, room);
     if (part.end < args.schedule.steps) {
       sums.hand_on(link);
       ptx::group_sync(1, kThreads);

@@ -55,6 +55,16 @@ __device__ __forceinline__ bool next_chain_part(ChainParts& parts, GemmPart& par
   return more;
 }
 
+/// The K block at a place of the class form's order.
+__device__ __forceinline__ int ordered_block(const W4AxArgs& args, int place) {
+  return args.here ? args.order_here[place] : __ldg(args.order + place);
+}
+/// A bit for each 32 channels of a K block, 1 for 8 bits.
+__device__ __forceinline__ uint32_t precision_bits(const W4AxArgs& args, int block) {
+  return args.here ? args.eight_here[block >> 3] >> (4 * (block & 7)) & 15U
+                   : __ldg(args.masks + block);
+}
+
 // --- the copying warp, whose first lanes start copies: each takes a thread about 100 clocks, so
 // that a stage has as few as can be ---
 
@@ -76,7 +86,7 @@ __device__ __forceinline__ void copy_pieces(const W4AxMaps& maps,
   const int piece = part.row_tile * Shared::kPieces;
   if constexpr (Shared::kOrdered) {
     if (lane < Tile::kDepth) {
-      const int block = __ldg(args.order + step * Tile::kDepth + lane);
+      const int block = ordered_block(args, step * Tile::kDepth + lane);
       ptx::tensor_copy(stage + lane * (Shared::kPieces * Form::kPieceBytes), maps.weights, 0,
                        2 * block, piece, barrier, hint);
     }
@@ -108,7 +118,7 @@ __device__ __forceinline__ void copy_tokens(const W4AxMaps& maps,
   const int first = step * Tile::kDepth;
   if constexpr (Shared::kOrdered || Tile::kCluster > 1) {
     if (lane < Tile::kDepth) {
-      const int block = Shared::kOrdered ? __ldg(args.order + first + lane) : first + lane;
+      const int block = Shared::kOrdered ? ordered_block(args, first + lane) : first + lane;
       copy_x(block, stage + Shared::kX + lane * Shared::kXBytes);
     }
   } else if (lane == 0) {

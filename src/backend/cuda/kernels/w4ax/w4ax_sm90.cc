@@ -195,7 +195,7 @@ cudaError_t W4AxSm90::run_schedule(int index,
   }
   auto* workspace = static_cast<uint8_t*>(args.workspace);
   const auto* weights = static_cast<const uint8_t*>(args.packed);
-  const W4AxArgs kernel_args{
+  W4AxArgs kernel_args{
       .base = {.weights = weights,
                .weight_scales = reinterpret_cast<const float*>(weights + piece_bytes()),
                .x_scales = args.x_scales,
@@ -209,12 +209,16 @@ cudaError_t W4AxSm90::run_schedule(int index,
                .k_blocks = count().k_blocks,
                .result = args.result},
       .order = args.blocks->order,
-      .precisions = args.blocks->precisions,
       .masks = args.blocks->masks,
       .eight_blocks = args.blocks->eight_blocks,
       .mixed_blocks = args.blocks->mixed_blocks,
       .x_scale_stride = static_cast<int>(int_scale_stride(args.m)),
       .schedule = schedule};
+  kernel_args.here = args.blocks->here && args.blocks->host_order != nullptr;
+  if (kernel_args.here) {
+    std::ranges::copy(args.blocks->eight, kernel_args.eight_here);
+    std::copy_n(args.blocks->host_order, count().k_blocks, kernel_args.order_here);
+  }
   const Grid grid{.blocks = dim3(static_cast<unsigned>(schedule.blocks * of.cluster)),
                   .threads = of.threads,
                   .shared_bytes = of.shared_bytes,

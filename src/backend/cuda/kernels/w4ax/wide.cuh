@@ -295,10 +295,10 @@ class WideSums {
     };
     const int eight = args.eight_blocks / Tile::kDepth;
     const int four = (args.mixed_blocks + Tile::kDepth - 1) / Tile::kDepth;
-    const uint8_t* bits = args.precisions + max(part.begin, eight) * Tile::kDepth;
-    accumulate_class<Class::kEight>(place, count(0, eight), bits);
-    accumulate_class<Class::kBoth>(place, count(eight, four), bits);
-    accumulate_class<Class::kFour>(place, count(four, args.schedule.steps), bits);
+    const int first = max(part.begin, eight) * Tile::kDepth;  // of those with both
+    accumulate_class<Class::kEight>(place, args, count(0, eight), first);
+    accumulate_class<Class::kBoth>(place, args, count(eight, four), first);
+    accumulate_class<Class::kFour>(place, args, count(four, args.schedule.steps), first);
   }
 
   enum class Class : uint8_t { kEight, kFour, kBoth };
@@ -347,8 +347,9 @@ class WideSums {
 
   template <Class kClass>
   __device__ __forceinline__ void accumulate_class(RingPlace<Tile::kStages>& place,
+                                                   const W4AxArgs& args,
                                                    int steps,
-                                                   const uint8_t* precisions) {
+                                                   int first) {
     if (steps <= 0) {
       return;
     }
@@ -362,7 +363,8 @@ class WideSums {
       const int number = place.stage;
 #pragma unroll
       for (int u = 0; u < Tile::kDepth; ++u) {
-        const uint32_t bits = kClass == Class::kBoth ? __ldg(precisions + u) : 0;
+        const uint32_t bits =
+            kClass == Class::kBoth ? precision_bits(args, ordered_block(args, first + u)) : 0;
         multiply_class<kClass>(a[u % 2][0], bits, tokens_of(stage, u));
         if (u + 1 < Tile::kDepth) {
           ptx::mma_wait<1>();
@@ -383,7 +385,7 @@ class WideSums {
         }
       }
       before = number;
-      precisions += Tile::kDepth;
+      first += Tile::kDepth;
     }
     ptx::mma_wait<0>();
     ptx::pin(sums_[0]);
