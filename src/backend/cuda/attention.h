@@ -121,6 +121,14 @@ struct AttentionLaunch {
 
 /// Where step.longest is at most this, decode_attention() may choose kernels for short sequences.
 inline constexpr int32_t kShortAttention = 8192;
+inline constexpr int32_t kShorterAttention = 2048;  // more of them, for steps of more sequences
+/// step.longest of a step whose longest sequence has so many tokens: one of few values, since a
+/// captured launch serves no longer ones.
+[[nodiscard]] constexpr int32_t attention_length(int32_t longest) {
+  return longest <= kShorterAttention ? kShorterAttention
+         : longest <= kShortAttention ? kShortAttention
+                                      : INT32_MAX;
+}
 
 /// The sequences of the step with one row. The grid depends on the shape, the device and the step's
 /// numbers on the host alone: a captured launch serves any lengths up to step.longest. Results do

@@ -136,13 +136,15 @@ TEST(DecodeAttention, LongSequencesAreCutAndManyShareBlocks) {
 }
 
 /// Kernels for short sequences, where the shape and the number of sequences have them.
-void check_short(const AttentionShape& shape, const std::vector<CaseSequence>& sequences) {
+void check_short(const AttentionShape& shape,
+                 const std::vector<CaseSequence>& sequences,
+                 int32_t longest = kShortAttention) {
   StepMetadata step;
   step.sequences = static_cast<int32_t>(sequences.size()) + 2;  // with the case's padding
-  step.longest = kShortAttention;
+  step.longest = longest;
   const bool hopper = query_device(0).value().hopper() && !kv_has_residual(shape.kv.code);
   EXPECT_EQ(decode_reads_plan(shape, step), !hopper) << name_of(shape);
-  check_case(shape, sequences, kShortAttention);
+  check_case(shape, sequences, longest);
   const auto appended = [](const CaseSequence& s) { return s.q_len == 1 && s.kv_len < 2500; };
   if (hopper && std::ranges::all_of(sequences, appended)) {
     SCOPED_TRACE(name_of(shape));
@@ -153,7 +155,7 @@ void check_short(const AttentionShape& shape, const std::vector<CaseSequence>& s
         continue;
       }
       AttentionCase test(shape, sequences, 5U + static_cast<uint32_t>(shape.heads));
-      test.longest = kShortAttention;
+      test.longest = longest;
       test.q_norm = test.k_norm = normed ? device_norm.data() : nullptr;
       if (normed) {
         test.add_sinks();
@@ -216,12 +218,32 @@ TEST(DecodeAttention, ManyShortSequences) {
   check_case(shape, sequences);
 }
 
+// More of them than clusters of four or two leave room for.
+TEST(DecodeAttention, MoreShortSequences) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int count : {7, 20}) {
+      std::vector<CaseSequence> sequences;
+      for (int i = 0; i < count; ++i) {
+        sequences.push_back({1, 1 + i * 331 % 200});
+      }
+      sequences.back().kv_len = 600;
+      check_short(shape_of(code, 8, 8, count == 7 ? 128 : 64), sequences, kShorterAttention);
+    }
+  }
+}
+
 TEST(DecodeAttention, FewLongerSequences) {
   NIBBLE_NEEDS_GPU();
   for (const KvCode code : kCodes) {
     for (const int dim : {64, 128}) {
       check_short(shape_of(code, 32, 8, dim), {{1, 1040}});
+      check_short(shape_of(code, 8, 8, dim), {{1, 700}, {1, 64}, {1, 310}, {1, 1}});
       check_short(shape_of(code, 8, 2, dim), {{1, 511}, {1, 8192}});
+      for (const int heads : {24, 40}) {  // clusters of two blocks and of one
+        check_short(shape_of(code, heads, heads, dim), {{1, kShorterAttention}, {1, 5}},
+                    kShorterAttention);
+      }
     }
     for (const int ratio : {1, 2, 3, 5, 7, 8}) {
       check_short(shape_of(code, ratio, 1, 128), {{1, 40}, {1, 2100}});
@@ -229,6 +251,53 @@ TEST(DecodeAttention, FewLongerSequences) {
     AttentionShape shape = shape_of(code, 4, 2, 128);
     shape.sliding_window = 1000;
     check_short(shape, {{1, 999}, {1, 1000}, {1, 1001}, {1, 2100}});
+  }
+}
+
+/// Whether the results of a KV head's queries of row `row` are all NaN, and those of others none.
+void expect_spoiled(const AttentionCase& test, int row, int kv_head) {
+  const std::vector<uint16_t> out = test.out->host();
+  const int ratio = test.shape.heads / test.shape.kv.kv_heads;
+  const int width = test.shape.heads * test.shape.kv.head_dim;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const int head = static_cast<int>(i) % width / test.shape.kv.head_dim;
+    const bool spoiled = static_cast<int>(i) / width == row && head / ratio == kv_head;
+    if (static_cast<int>(i) / width < static_cast<int>(test.sequences.size())) {
+      ASSERT_EQ(std::isnan(bf16_to_f32(out[i])), spoiled)
+          << "row " << i / width << " head " << head;
+    }
+  }
+}
+
+// A key or value that is not finite shows in the result: codes that hid it would make nonsense of
+// what the model says.
+TEST(DecodeAttention, NumbersThatAreNotFiniteShow) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int kToken = 100, kKvHead = 1;
+  for (const KvCode code : {KvCode::kInt8, KvCode::kInt4, KvCode::kInt4Page}) {
+    const AttentionShape shape = shape_of(code, 4, 2, 128);
+    for (const bool value : {false, true}) {
+      for (const float number : {NAN, INFINITY, -INFINITY}) {
+        for (const int length : {kToken + 1, 300}) {
+          if (kv_has_residual(code) && !value && std::isinf(number) && length == kToken + 1) {
+            continue;  // the key is multiplied as it is, and -inf as a score is no weight at all
+          }
+          SCOPED_TRACE(::testing::Message() << name_of(shape) << (value ? " value " : " key ")
+                                            << number << " length " << length);
+          AttentionCase test(shape, {{1, length}, {1, 140}}, 9);
+          const int head = shape.heads + kKvHead + (value ? shape.kv.kv_heads : 0);
+          test.set_number(static_cast<size_t>((kToken * 8 + head) * shape.kv.head_dim + 3), number);
+          test.fill_cache();
+          test.run({nullptr, false});
+          expect_spoiled(test, 0, kKvHead);
+          if (!kv_has_residual(code) && query_device(0).value().hopper()) {
+            test.longest = kShortAttention;
+            test.run_appending({nullptr, true});
+            expect_spoiled(test, 0, kKvHead);
+          }
+        }
+      }
+    }
   }
 }
 

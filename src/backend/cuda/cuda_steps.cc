@@ -85,11 +85,12 @@ Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
 }
 
 int64_t CudaSteps::record_key(const StepPlan& plan, const StepShape& shape) const {
-  const bool is_short = buffers_.metadata().longest <= kShortAttention;
-  const int64_t kind =
-      (plan.sampling.rows.empty() ? 0 : 2 + 2 * sampler_.kind()) + (is_short ? 1 : 0);
-  constexpr int64_t kKinds = 2 * StepSampler::kKinds + 2;
-  return (2 * plan.program + (shape.chained ? 1 : 0)) * kKinds + kind;
+  const int32_t longest = buffers_.metadata().longest;
+  const int64_t length = longest <= kShorterAttention ? 0 : longest <= kShortAttention ? 1 : 2;
+  const int64_t sampling = plan.sampling.rows.empty() ? 0 : 1 + sampler_.kind();
+  constexpr int64_t kLengths = 3;
+  constexpr int64_t kSamplings = StepSampler::kKinds + 1;
+  return ((2 * plan.program + (shape.chained ? 1 : 0)) * kSamplings + sampling) * kLengths + length;
 }
 
 void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {

@@ -146,7 +146,7 @@ Status StepBuffers::write(const StepPlan& plan, const StepShape& shape, cudaStre
   for (const SequenceSpan& span : input.sequences) {
     longest = std::max(longest, span.kv_len);
   }
-  metadata_.longest = longest <= kShortAttention ? kShortAttention : INT32_MAX;
+  metadata_.longest = attention_length(longest);
 
   NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copied_.get()), "the step before"));
   fill(input, shape);

@@ -263,6 +263,12 @@ void AttentionCase::spoil_unread_pages() {
   ASSERT_TRUE(copy_to_device(pages_->data(), pages.data(), pages.size()).ok());
 }
 
+void AttentionCase::set_number(size_t index, float value) {
+  const uint16_t bits = f32_to_bf16(value);
+  qkv[index] = bf16_to_f32(bits);
+  ASSERT_TRUE(copy_to_device(device_qkv->data() + index, &bits, sizeof(bits)).ok());
+}
+
 void AttentionCase::add_sinks() {
   constexpr float kSinks[] = {0.5F, -200.0F, 4.0F, -3.0F, 9.0F, 2.0F, 60.0F};
   for (int32_t head = 0; head < shape.heads; ++head) {

@@ -34,6 +34,9 @@ class AttentionCase final {
   /// Other lengths in the same device arrays (same number of sequences and rows).
   void change_lengths(std::vector<CaseSequence> sequences);
 
+  /// Another number in qkv.
+  void set_number(size_t index, float value);
+
   /// From now on every query head has a sink.
   void add_sinks();
 

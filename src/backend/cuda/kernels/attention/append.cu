@@ -101,8 +101,9 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
     }
     uint8_t* const tile = args.pages + page * args.page_bytes +
                           int64_t{kv_head * tiles + slot / kTokens} * kTileBytes;
-    store_head<kCode, kDim>(x, is_value ? args.v_factor : args.k_factor, slot % kTokens, lane,
-                            {head_place<kCode, kDim>(tile, is_value)});
+    const float factor = is_value ? args.v_factor : args.k_factor;
+    store_head<kCode, kDim>(code_head<kCode, kDim>(x, factor, lane), slot % kTokens, lane,
+                            head_place<kCode, kDim>(tile, is_value));
   }
 }
 

@@ -268,6 +268,20 @@ __device__ __forceinline__ void store_bytes(uint8_t* at, uint64_t bits) {
   }
 }
 
+/// The same read.
+template <int kCount>
+__device__ __forceinline__ uint64_t load_bytes(const uint8_t* at) {
+  if constexpr (kCount == 1) {
+    return *at;
+  } else if constexpr (kCount == 2) {
+    return *reinterpret_cast<const uint16_t*>(at);
+  } else if constexpr (kCount == 4) {
+    return *reinterpret_cast<const uint32_t*>(at);
+  } else {
+    return *reinterpret_cast<const uint64_t*>(at);
+  }
+}
+
 /// Where K (or V) of a tile's tokens lie: in the cache, or in a copy of the tile.
 struct HeadPlace {
   uint8_t* rows;
@@ -282,44 +296,64 @@ __device__ __forceinline__ HeadPlace head_place(uint8_t* tile, bool is_value) {
   return {tile + (is_value ? kRows : 0), tile + 2 * kRows + (is_value ? kParameters : 0)};
 }
 
-/// Writes K (or V) of one token to all `places`.
-template <KvCode kCode, int kDim, int kPlaces>
-__device__ __forceinline__ void store_head(const HeadValues<kDim>& x,
-                                           float factor,
-                                           int token,
-                                           int lane,
-                                           const HeadPlace (&places)[kPlaces]) {
-  using Values = HeadValues<kDim>;
-  constexpr int kEach = Values::kEach;
-  constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
-  constexpr int kBytes = kRow * kEach / kDim;  // of a lane, of each half
-  float scale = 1.0F;
+/// A head in the cache's format: a lane's bytes of each half, and the bits of the row's parameters
+/// where it has any.
+struct HeadCodes {
+  uint64_t half[2];
+  uint32_t parameters;
+};
+
+/// Bytes of a lane's elements of each half of a head.
+template <KvCode kCode, int kDim>
+[[nodiscard]] constexpr int lane_bytes() {
+  return static_cast<int>(kv_row_bytes(kCode, kDim)) * HeadValues<kDim>::kEach / kDim;
+}
+
+/// Rounds K or V of one token, by a warp.
+///   factor  of formats with scales of a layer, 1 / scale
+template <KvCode kCode, int kDim>
+__device__ __forceinline__ HeadCodes code_head(const HeadValues<kDim>& x, float factor, int lane) {
+  HeadCodes codes = {};
   float offset = 0.0F;
   if constexpr (kv_parameters(kCode) > 0) {
     const auto parameters = KvForm<kCode>::fit(x, lane);
-    scale = scale_of(parameters);
+    const float scale = scale_of(parameters);
     offset = offset_of(parameters);
-    if (lane == 0) {
-#pragma unroll
-      for (const HeadPlace& place : places) {
-        reinterpret_cast<std::decay_t<decltype(parameters)>*>(
-            place.parameters)[kv_parameter_index(kCode, token)] = parameters;
-      }
-    }
-  }
-  if (lane >= Values::kLanes) {
-    return;
-  }
-  if constexpr (kv_parameters(kCode) > 0) {
     factor = scale > 0.0F ? 1.0F / scale : 0.0F;
+    codes.parameters = bits_of(parameters);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint64_t bits = KvForm<kCode>::codes(x.v[half], factor, offset);
-    const int byte = half * (kRow / 2) + lane * kBytes;
+    codes.half[half] = KvForm<kCode>::codes(x.v[half], factor, offset);
+  }
+  return codes;
+}
+
+/// Writes the parameters of K or V of one token, by one lane.
+template <KvCode kCode>
+__device__ __forceinline__ void store_parameters(uint32_t bits, int token, uint8_t* parameters) {
+  constexpr int kBytes = 2 * kv_parameters(kCode);
+  if constexpr (kBytes > 0) {
+    store_bytes<kBytes>(parameters + kv_parameter_index(kCode, token) * kBytes, bits);
+  }
+}
+
+/// Writes K or V of one token, by a warp.
+template <KvCode kCode, int kDim>
+__device__ __forceinline__ void store_head(const HeadCodes& codes,
+                                           int token,
+                                           int lane,
+                                           const HeadPlace& place) {
+  constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
+  constexpr int kBytes = lane_bytes<kCode, kDim>();
+  if (lane == 0) {
+    store_parameters<kCode>(codes.parameters, token, place.parameters);
+  }
+  if (lane < HeadValues<kDim>::kLanes) {
 #pragma unroll
-    for (const HeadPlace& place : places) {
-      store_bytes<kBytes>(place.rows + kv_row_offset(kRow, token, byte), bits);
+    for (int half = 0; half < 2; ++half) {
+      const int byte = half * (kRow / 2) + lane * kBytes;
+      store_bytes<kBytes>(place.rows + kv_row_offset(kRow, token, byte), codes.half[half]);
     }
   }
 }

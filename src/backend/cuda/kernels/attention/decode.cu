@@ -1,4 +1,5 @@
 #include <bit>
+#include <optional>
 
 #include "backend/cuda/kernels/attention/launch.h"
 #include "backend/cuda/kernels/attention/ring.cuh"
@@ -11,17 +12,29 @@ size_t partial_floats(const DecodeGrid& grid, int head_dim) {
          static_cast<size_t>(head_dim);
 }
 
-/// Blocks of attention/decode_short.cuh, where it is worth it: its clusters run at the same time.
-/// It appends, and so cannot code a group of keys.
-int32_t short_blocks(const AttentionShape& shape, const StepMetadata& step) {
-  constexpr int32_t kCluster = 8;
+/// Clusters of attention/decode_short.cuh: of so many blocks, as log2; none where it is not worth
+/// it. It appends, and so cannot code a group of keys.
+std::optional<int32_t> short_cluster(const AttentionShape& shape, const StepMetadata& step) {
   const DecodeGrid grid = decode_grid(shape);
-  const int64_t blocks = int64_t{step.sequences} * shape.kv.kv_heads * grid.groups * kCluster;
-  const bool fits = step.longest <= kShortAttention && blocks <= grid.blocks && grid.columns == 8 &&
+  const bool fits = step.longest <= kShortAttention && grid.columns == 8 &&
                     shape.kv.head_dim <= 128 && !kv_has_residual(shape.kv.code);
-  return fits && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9
-             ? static_cast<int32_t>(blocks)
-             : 0;
+  if (!fits || device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) {
+    return std::nullopt;
+  }
+  const int64_t clusters = int64_t{step.sequences} * shape.kv.kv_heads * grid.groups;
+  // All run at once. Of large clusters a part of the GPU whose multiprocessors are no multiple of
+  // them leaves some idle; small ones leave a long sequence among short ones to few blocks.
+  for (const int32_t log2 : {3, 2}) {
+    if ((clusters << log2) * 4 <= grid.blocks * 3) {
+      return log2;
+    }
+  }
+  for (const int32_t log2 : {1, 0}) {
+    if (step.longest <= kShorterAttention && clusters << log2 <= grid.blocks) {
+      return log2;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -35,7 +48,7 @@ size_t attention_workspace_bytes(const AttentionShape& shape) {
 }
 
 bool decode_reads_plan(const AttentionShape& shape, const StepMetadata& step) {
-  return short_blocks(shape, step) == 0;
+  return !short_cluster(shape, step).has_value();
 }
 
 namespace {
@@ -45,12 +58,15 @@ cudaError_t decode(const AttentionLaunch& args,
                    const LaunchContext& context) {
   const AttentionShape& shape = args.shape;
   DecodeGrid grid = decode_grid(shape);
-  grid.short_blocks = short_blocks(shape, args.step);
+  const std::optional<int32_t> cluster = short_cluster(shape, args.step);
+  grid.short_blocks =
+      cluster ? args.step.sequences * shape.kv.kv_heads * grid.groups << *cluster : 0;
   grid.many_items =
       int64_t{args.step.sequences} * shape.kv.kv_heads * grid.groups >= grid.blocks * kManyItems;
   const auto per_page = static_cast<uint32_t>(shape.kv.page_size / kv_tile_tokens(shape.kv.code));
   DecodeArgs out{paged_args(args)};
   out.append = append;
+  out.cluster_shift = cluster.value_or(0);
   out.tiles_shift = std::has_single_bit(per_page) ? std::countr_zero(per_page) : -1;
   out.groups = grid.groups;
   out.q_begin = args.step.q_begin;

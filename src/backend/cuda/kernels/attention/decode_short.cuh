@@ -5,9 +5,9 @@
 // warps take the tiles in turn, all of them asked for before the kernel waits for its predecessor,
 // and the blocks merge their warps' results through each other's shared memory. No plan is read.
 //
-// The kernel can also do what attention/append.cu does, for the step's tokens: each block rotates
-// its own query heads, and the warp that has the last tile puts the step's key and value into its
-// copy of the tile and into the cache.
+// The kernel can also do what attention/append.cu does, for the step's tokens. Each block's warps
+// share its query heads out, and those of the block with the last tile the step's key and value,
+// too: what they make of them goes to the cache, and by way of shared memory into that tile's copy.
 
 #include "backend/cuda/kernels/attention/append.cuh"
 #include "backend/cuda/kernels/attention/decode.cuh"
@@ -16,30 +16,28 @@
 
 namespace nibble::cuda {
 
-constexpr int kShortCluster = 8;
-constexpr int kShortWarps = kShortCluster * kDecodeWarps;  // that share the tiles
+/// Where a tile of a sequence lies, on page `page`.
+template <typename Tile>
+__device__ __forceinline__ int64_t
+place_of(const DecodeArgs& args, int32_t kv_head, int32_t tile, int64_t page) {
+  const int32_t in_page = tile % args.tiles_per_page;
+  return page * args.page_bytes +
+         static_cast<int64_t>(kv_head * args.tiles_per_page + in_page) * Tile::kBytes;
+}
 
-/// A warp's tiles: first, first + kShortWarps, ... below `end`; at most 32.
+/// A warp's tiles: first, first + step, ...; at most 32.
 template <typename Tile>
 struct ShortRing {
   uint32_t slots;     // shared memory of this warp
   uint32_t barriers;  // one per slot
   int32_t stages;
   int32_t first;
+  int32_t step;  // warps that share the tiles
   int32_t count;
   int32_t page;  // lane i's: of the tile number i
   int32_t filled = 0;
 
-  __device__ int32_t tile(int32_t index) const { return first + index * kShortWarps; }
-  /// Where it lies, on page `of`.
-  __device__ int64_t place(const DecodeArgs& args,
-                           int32_t kv_head,
-                           int32_t index,
-                           int64_t of) const {
-    const int32_t in_page = tile(index) % args.tiles_per_page;
-    return of * args.page_bytes +
-           static_cast<int64_t>(kv_head * args.tiles_per_page + in_page) * Tile::kBytes;
-  }
+  __device__ int32_t tile(int32_t index) const { return first + index * step; }
 
   /// Asks for the next tile, if any.
   __device__ void fill(const DecodeArgs& args, int32_t kv_head, int lane) {
@@ -52,8 +50,9 @@ struct ShortRing {
       const uint32_t barrier = barriers + 8U * slot;
       ptx::fence_before_refill();
       ptx::barrier_arrive_expect(barrier, Tile::kBytes);
-      ptx::bulk_copy(slots + slot * Tile::kBytes, args.pages + place(args, kv_head, filled, of),
-                     Tile::kBytes, barrier, ptx::CacheHint::kEvictFirst);
+      ptx::bulk_copy(slots + slot * Tile::kBytes,
+                     args.pages + place_of<Tile>(args, kv_head, tile(filled), of), Tile::kBytes,
+                     barrier, ptx::CacheHint::kEvictFirst);
     }
     ++filled;
   }
@@ -70,8 +69,8 @@ __device__ __forceinline__ float4 as_float4(uint4 v) {
                      __uint_as_float(v.w));
 }
 
-/// Merges all warps' results of a cluster. Blocks share the outputs out; eight neighbouring lanes
-/// take a piece of four, each with the warps of one block, in the order of the blocks.
+/// Merges all warps' results of a cluster. Blocks share the outputs out; as many neighbouring lanes
+/// as there are blocks take a piece of four, each with the warps of one block, in their order.
 ///   sums [warp][head][head_dim + 4], tops [warp][kColumns]: top and total, in each block
 template <typename Tile, int kColumns>
 __device__ __forceinline__ void merge_cluster(const DecodeArgs& args,
@@ -83,13 +82,14 @@ __device__ __forceinline__ void merge_cluster(const DecodeArgs& args,
                                               uint16_t* out) {
   constexpr int kDim = Tile::kHeadDim;
   const int pieces = heads * kDim / 4;
-  const int each = (pieces + kShortCluster - 1) / kShortCluster;
-  const int peer = static_cast<int>(threadIdx.x) % kShortCluster;
+  const int blocks = 1 << args.cluster_shift;
+  const int each = (pieces + blocks - 1) >> args.cluster_shift;
+  const int peer = static_cast<int>(threadIdx.x) & (blocks - 1);
   const uint32_t peer_sums = ptx::peer_address(sums, static_cast<uint32_t>(peer));
   const uint32_t peer_tops = ptx::peer_address(tops, static_cast<uint32_t>(peer));
   const int begin = static_cast<int>(ptx::cluster_rank()) * each;
-  for (int i = 0; i < each; i += kDecodeThreads / kShortCluster) {
-    const int own = i + static_cast<int>(threadIdx.x) / kShortCluster;
+  for (int i = 0; i < each; i += kDecodeThreads >> args.cluster_shift) {
+    const int own = i + (static_cast<int>(threadIdx.x) >> args.cluster_shift);
     const bool valid = own < each && begin + own < pieces;
     const int piece = valid ? begin + own : 0;
     const int head = piece / (kDim / 4);
@@ -109,8 +109,7 @@ __device__ __forceinline__ void merge_cluster(const DecodeArgs& args,
     for (int w = 1; w < kDecodeWarps; ++w) {
       top = fmaxf(top, part[w].x);
     }
-#pragma unroll
-    for (int step = 1; step < kShortCluster; step *= 2) {
+    for (int step = 1; step < blocks; step *= 2) {
       top = fmaxf(top, __shfl_xor_sync(~0U, top, step));
     }
     float total = 0.0F;
@@ -121,8 +120,7 @@ __device__ __forceinline__ void merge_cluster(const DecodeArgs& args,
       total = fmaf(part[w].y, weight, total);
       add4(sum, values[w], weight);
     }
-#pragma unroll
-    for (int step = 1; step < kShortCluster; step *= 2) {
+    for (int step = 1; step < blocks; step *= 2) {
       total += __shfl_xor_sync(~0U, total, step);
       sum.x += __shfl_xor_sync(~0U, sum.x, step);
       sum.y += __shfl_xor_sync(~0U, sum.y, step);
@@ -136,52 +134,85 @@ __device__ __forceinline__ void merge_cluster(const DecodeArgs& args,
   }
 }
 
-/// The step's token of a sequence, as the product has left it.
+/// One KV head of the step's token, which a block's warps read as the product has left it.
+struct FreshHead {
+  int64_t row;
+  int32_t kv_head;
+  int32_t first_query;  // of the query heads
+  int32_t queries;
+  bool last;        // the block has the token's tile: key and value are its work, too
+  int32_t token;    // of that tile
+  uint8_t* cached;  // the tile in the cache; null: another block writes it
+};
+
+/// What a block's warps make of it.
 template <typename Tile>
 struct FreshToken {
+  static constexpr KvCode kCode = Tile::kFormat;
   static constexpr int kDim = Tile::kHeadDim;
+  static constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
+  static constexpr int kLaneBytes = kRow / 32;
+  static constexpr int kStaged = kRow + 16;  // codes of key or value and their parameters
   Rotation<kDim> rotation;
-  HeadValues<kDim> key;
-  HeadValues<kDim> value;
+  uint64_t codes[2];  // a lane's kLaneBytes of key and value
+  uint32_t parameters[2];
 
-  /// Rotates `heads` query heads from head `first` on into shared memory, the block's warps in
-  /// turn.
-  __device__ void put_queries(const AppendArgs& args,
-                              int64_t row,
-                              int first,
-                              int heads,
-                              int warp,
-                              int lane,
-                              uint16_t* to) const {
-    const uint16_t* from = args.qkv + row * args.stride + int64_t{first} * kDim;
-    for (int head = warp; head < heads; head += kDecodeWarps) {
-      HeadValues<kDim> x = load_head<kDim>(from + head * kDim, lane);
-      if (args.q_norm != nullptr) {
-        normalise<kDim>(x, args.q_norm, args.norm_eps, lane);
+  /// Puts the query heads into `queries` [heads, kDim] bf16 in shared memory, and key and value
+  /// into the cache and behind them; the warps in turn.
+  __device__ void put(
+      const AppendArgs& args, const FreshHead& head, int warp, int lane, uint16_t* queries) const {
+    const int first = head.last ? -2 : 0;  // key, value, then queries
+    uint8_t* const staged = reinterpret_cast<uint8_t*>(queries + head.queries * kDim);
+    int unit = first + warp;
+    HeadValues<kDim> next = {};
+    if (unit < head.queries) {
+      next = load(args, head, unit, lane);
+    }
+    while (unit < head.queries) {
+      HeadValues<kDim> x = next;
+      if (unit + kDecodeWarps < head.queries) {
+        next = load(args, head, unit + kDecodeWarps, lane);
       }
-      rotation.apply(x);
-      if (args.shared) {
-        round_row<kDim>(x, kQueryPlaces);
-      }
-      if constexpr (kv_format(Tile::kFormat).turned) {
-        if (args.basis.turns_keys) {
-          HeadTurn<kDim>::turn(x, lane);
+      change(args, head, unit, lane, x);
+      if (unit >= 0) {
+        store_query<kDim>(x, queries + unit * kDim, lane);
+      } else {
+        const bool is_value = unit == -1;
+        const float factor = is_value ? args.v_factor : args.k_factor;
+        const HeadCodes own = code_head<kCode, kDim>(x, factor, lane);
+        stage(own, lane, staged + (is_value ? kStaged : 0));
+        if (head.cached != nullptr) {
+          store_head<kCode, kDim>(own, head.token, lane,
+                                  head_place<kCode, kDim>(head.cached, is_value));
         }
       }
-      if constexpr (Tile::kStatic) {
-        multiply_by_steps<kDim>(x, args.basis.key_step, first / (args.heads / args.kv_heads), lane);
-      }
-      store_query<kDim>(x, to + head * kDim, lane);
+      unit += kDecodeWarps;
     }
   }
-  __device__ void load(const AppendArgs& args, int64_t row, int kv_head, int lane) {
-    const uint16_t* from = args.qkv + row * args.stride + int64_t{args.heads + kv_head} * kDim;
-    key = load_head<kDim>(from, lane);
-    value = load_head<kDim>(from + int64_t{args.kv_heads} * kDim, lane);
+  /// Key and value, as put() has left them behind `heads` queries.
+  __device__ void take(const uint16_t* queries, int heads, int lane) {
+    const auto* staged = reinterpret_cast<const uint8_t*>(queries + heads * kDim);
+#pragma unroll
+    for (int i = 0; i < 2; ++i, staged += kStaged) {
+      codes[i] = load_bytes<kLaneBytes>(staged + lane * kLaneBytes);
+      parameters[i] = *reinterpret_cast<const uint32_t*>(staged + kRow);
+    }
+  }
+  /// Puts them into a copy of their tile.
+  __device__ void complete(uint8_t* copy, int token, int lane) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const HeadPlace place = head_place<kCode, kDim>(copy, i == 1);
+      store_bytes<kLaneBytes>(place.rows + kv_row_offset(kRow, token, lane * kLaneBytes), codes[i]);
+      if (lane == 0) {
+        store_parameters<kCode>(parameters[i], token, place.parameters);
+      }
+    }
+    __syncwarp();
   }
   /// Asks for what change() reads; by one warp.
   static __device__ void prefetch_means(const AppendArgs& args, int kv_head, int lane) {
-    if constexpr (kv_format(Tile::kFormat).turned) {
+    if constexpr (kv_format(kCode).turned) {
       const int32_t at = kv_head * kDim + lane * 32;  // of 128 bytes
       for (const float* means : {args.basis.key_mean, args.basis.value_mean, args.basis.key_step,
                                  args.basis.value_step}) {
@@ -191,43 +222,65 @@ struct FreshToken {
       }
     }
   }
-  /// As args.basis says.
-  __device__ void change(const AppendArgs& args, int kv_head, int lane) {
-    const KvBasis& basis = args.basis;
-    subtract<kDim>(key, load_mean<kDim>(basis.key_mean, kv_head, lane));
-    subtract<kDim>(value, load_mean<kDim>(basis.value_mean, kv_head, lane));
-    if (basis.turns_keys) {
-      HeadTurn<kDim>::turn(key, lane);
-    }
-    if (basis.turns_values) {
-      HeadTurn<kDim>::turn(value, lane);
-    }
-    if constexpr (Tile::kStatic) {
-      divide_by_steps<kDim>(key, basis.key_step, kv_head, lane, args.far_outside);
-      divide_by_steps<kDim>(value, basis.value_step, kv_head, lane, args.far_outside);
-    }
+
+ private:
+  /// unit: a query head, or -2 for the key and -1 for the value
+  static __device__ HeadValues<kDim> load(const AppendArgs& args,
+                                          const FreshHead& head,
+                                          int unit,
+                                          int lane) {
+    const int32_t place = unit >= 0    ? head.first_query + unit
+                          : unit == -1 ? args.heads + args.kv_heads + head.kv_head
+                                       : args.heads + head.kv_head;
+    return load_head<kDim>(args.qkv + head.row * args.stride + int64_t{place} * kDim, lane);
   }
-  /// Puts key and value of the tile's token `token` into two copies of the tile.
-  __device__ void put(
-      const AppendArgs& args, int kv_head, int token, int lane, uint8_t* copy, uint8_t* cached) {
-    constexpr KvCode kCode = Tile::kFormat;
-    if (args.k_norm != nullptr) {
-      normalise<kDim>(key, args.k_norm, args.norm_eps, lane);
-    }
-    rotation.apply(key);
-    if (args.shared) {
-      round_row<kDim>(key, kKeyPlaces);
+  /// Norm, rotation, and what args.basis says.
+  __device__ void change(const AppendArgs& args,
+                         const FreshHead& head,
+                         int unit,
+                         int lane,
+                         HeadValues<kDim>& x) const {
+    const bool is_value = unit == -1;
+    const KvBasis& basis = args.basis;
+    if (!is_value) {
+      const float* norm = unit >= 0 ? args.q_norm : args.k_norm;
+      if (norm != nullptr) {
+        normalise<kDim>(x, norm, args.norm_eps, lane);
+      }
+      rotation.apply(x);
+      if (args.shared) {
+        round_row<kDim>(x, unit >= 0 ? kQueryPlaces : kKeyPlaces);
+      }
     }
     if constexpr (kv_format(kCode).turned) {
-      change(args, kv_head, lane);
+      if (unit < 0) {
+        const float* means = is_value ? basis.value_mean : basis.key_mean;
+        subtract<kDim>(x, load_mean<kDim>(means, head.kv_head, lane));
+      }
+      if (is_value ? basis.turns_values : basis.turns_keys) {
+        HeadTurn<kDim>::turn(x, lane);
+      }
     }
-    store_head<kCode, kDim>(
-        key, args.k_factor, token, lane,
-        {head_place<kCode, kDim>(copy, false), head_place<kCode, kDim>(cached, false)});
-    store_head<kCode, kDim>(
-        value, args.v_factor, token, lane,
-        {head_place<kCode, kDim>(copy, true), head_place<kCode, kDim>(cached, true)});
-    __syncwarp();
+    if constexpr (Tile::kStatic) {
+      if (unit >= 0) {
+        multiply_by_steps<kDim>(x, basis.key_step, head.kv_head, lane);
+      } else {
+        divide_by_steps<kDim>(x, is_value ? basis.value_step : basis.key_step, head.kv_head, lane,
+                              head.cached != nullptr ? args.far_outside : nullptr);
+      }
+    }
+  }
+  static __device__ void stage(const HeadCodes& own, int lane, uint8_t* to) {
+    constexpr int kBytes = lane_bytes<kCode, kDim>();
+    if (lane < HeadValues<kDim>::kLanes) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        store_bytes<kBytes>(to + half * (kRow / 2) + lane * kBytes, own.half[half]);
+      }
+    }
+    if (lane == 0) {
+      *reinterpret_cast<uint32_t*>(to + kRow) = own.parameters;
+    }
   }
 };
 
@@ -251,7 +304,7 @@ __global__ __launch_bounds__(kDecodeThreads,
     fresh.rotation.load(args.append, 0, lane);
   }
   const int32_t items = args.kv_heads * args.groups;
-  const int32_t cluster = static_cast<int32_t>(blockIdx.x) / kShortCluster;
+  const int32_t cluster = static_cast<int32_t>(blockIdx.x) >> args.cluster_shift;
   const int32_t sequence = cluster / items;
   const int32_t item = cluster % items;
   const int32_t row = __ldg(args.q_begin + sequence);
@@ -274,9 +327,13 @@ __global__ __launch_bounds__(kDecodeThreads,
       ptx::shared_address(shared) + static_cast<uint32_t>(warp * args.stages * Tile::kBytes);
   ring.barriers = ptx::shared_address(barriers + warp * 4);
   ring.stages = args.stages;
-  ring.first = oldest / Tile::kTokens + static_cast<int32_t>(ptx::cluster_rank()) +
-               kShortCluster * warp;  // so that neighbours do not end later than others
-  ring.count = max(0, (end_tile - ring.first + kShortWarps - 1) / kShortWarps);
+  ring.step = kDecodeWarps << args.cluster_shift;
+  const auto rank = static_cast<int32_t>(ptx::cluster_rank());
+  const int32_t begin_tile = oldest / Tile::kTokens;
+  // Blocks in turn, then their warps, so that neighbours do not end later than others.
+  ring.first = begin_tile + rank + (warp << args.cluster_shift);
+  const int32_t ahead = end_tile - ring.first + ring.step - 1;
+  ring.count = ahead > 0 ? ahead >> (args.cluster_shift + kDecodeWarpsLog2) : 0;
   ring.page = lane < ring.count ? __ldg(args.page_table + sequence * args.page_table_stride +
                                         ring.tile(lane) / args.tiles_per_page)
                                 : 0;
@@ -292,7 +349,16 @@ __global__ __launch_bounds__(kDecodeThreads,
   while (ring.filled < min(args.stages, ring.count) && ring.tile(ring.filled) < early_end) {
     ring.fill(args, kv_head, lane);
   }
+  FreshHead head{row, kv_head, kv_head * args.ratio + first_head, heads, false, 0, nullptr};
   if (appends) {
+    const int32_t tile = end_tile - 1;
+    head.last = ((tile - begin_tile) & ((1 << args.cluster_shift) - 1)) == rank;
+    head.token = kv_len - 1 - tile * Tile::kTokens;
+    if (head.last && first_head == 0) {
+      const int64_t page =
+          __ldg(args.page_table + sequence * args.page_table_stride + tile / args.tiles_per_page);
+      head.cached = args.append.pages + place_of<Tile>(args, kv_head, tile, page);
+    }
     fresh.prefetch_means(args.append, kv_head, lane);
     fresh.rotation.set(args.append, kv_len - 1);
   }
@@ -307,14 +373,11 @@ __global__ __launch_bounds__(kDecodeThreads,
   const int64_t column = int64_t{kv_head * args.ratio + first_head} * kDim;
   DecodeQuery<Tile, kColumns> query;
   if (appends) {
-    if (ring.count > 0 && ring.tile(ring.count - 1) + 1 == end_tile) {
-      fresh.load(args.append, row, kv_head, lane);
-    }
-    auto* const queries = reinterpret_cast<uint16_t*>(sums);  // where warp 0's sums will be
-    fresh.put_queries(args.append, row, kv_head * args.ratio + first_head, heads, warp, lane,
-                      queries);
+    auto* const queries = reinterpret_cast<uint16_t*>(sums);  // where warps' sums will be
+    fresh.put(args.append, head, warp, lane, queries);
     __syncthreads();
     query.template load<true>(queries, heads, lane);
+    fresh.take(queries, heads, lane);
     __syncthreads();
   } else {
     query.load(args.q + row * args.q_stride + column, heads, lane);
@@ -323,11 +386,7 @@ __global__ __launch_bounds__(kDecodeThreads,
     const int32_t token = ring.tile(i) * Tile::kTokens;
     const uint32_t tile = ring.wait(i);
     if (appends && ring.tile(i) + 1 == end_tile) {
-      uint8_t* const copy = shared + (tile - ptx::shared_address(shared));
-      const int64_t page = __shfl_sync(~0U, ring.page, i);
-      uint8_t* const cached = args.append.pages + ring.place(args, kv_head, i, page);
-      fresh.put(args.append, kv_head, kv_len - 1 - token, lane, copy,
-                first_head == 0 ? cached : copy);
+      fresh.complete(shared + (tile - ptx::shared_address(shared)), head.token, lane);
     }
     add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
                                      lane, state);
@@ -358,7 +417,7 @@ cudaError_t launch_decode_short_kernel(const DecodeArgs& args,
   const Grid where{.blocks = dim3(static_cast<unsigned>(grid.short_blocks)),
                    .threads = kDecodeThreads,
                    .shared_bytes = static_cast<size_t>(grid.shared_bytes),
-                   .cluster = kShortCluster};
+                   .cluster = 1U << args.cluster_shift};
   return launch(kernel, where, context, args);
 }
 

@@ -45,12 +45,20 @@ __device__ __forceinline__ float max_warp(float value) {
 __device__ __forceinline__ float scale_of(__half parameters) { return __half2float(parameters); }
 __device__ __forceinline__ float scale_of(__half2 parameters) { return __low2float(parameters); }
 __device__ __forceinline__ float offset_of(__half) { return 0.0F; }
+__device__ __forceinline__ uint32_t bits_of(__half parameters) {
+  return __half_as_ushort(parameters);
+}
+__device__ __forceinline__ uint32_t bits_of(__half2 parameters) {
+  return __half_as_ushort(__low2half(parameters)) |
+         static_cast<uint32_t>(__half_as_ushort(__high2half(parameters))) << 16;
+}
 __device__ __forceinline__ float offset_of(__half2 parameters) { return __high2float(parameters); }
 
 /// A form has
 ///   kCapability       of the first GPUs that have its instructions, times 10
 ///   kBf16Operands     whether its elements are multiplied as BF16; else as FP16
-///   fit(x, lane)      the parameters of a row [head_dim] over a warp, where it has any per token
+///   fit(x, lane)      the parameters of a row [head_dim] over a warp, where it has any per token;
+///                     NaN where a number is not finite, so that what is read of it is not either
 ///   codes(v, f, o)    neighbours' codes, the first lowest: of v * f, with an offset (v - o) * f
 ///   key_pair(w, p)    operand p of a word of K, see attention/fragments.cuh; integers as they are
 ///   value_pair(w, p)  as well of V
@@ -115,12 +123,13 @@ struct KvForm<KvCode::kInt8> {
   template <int kDim>
   static __device__ __forceinline__ __half fit(const HeadValues<kDim>& x, int) {
     constexpr int kEach = HeadValues<kDim>::kEach;
-    float top = 0.0F;
+    uint32_t largest = 0;  // bits of magnitudes have their order, and NaNs on top
 #pragma unroll
     for (int i = 0; i < 2 * kEach; ++i) {
-      top = fmaxf(top, fabsf(x.v[i / kEach][i % kEach]));
+      largest = max(largest, __float_as_uint(x.v[i / kEach][i % kEach]) & 0x7fffffffU);
     }
-    return __float2half_rn(fminf(max_warp(top) / 127.0F, 65504.0F));
+    const float top = __uint_as_float(__reduce_max_sync(~0U, largest));
+    return __float2half_rn(top < INFINITY ? fminf(top / 127.0F, 65504.0F) : NAN);
   }
   template <int kEach>
   static __device__ __forceinline__ uint64_t codes(const float (&v)[kEach], float factor, float) {
@@ -174,7 +183,7 @@ struct FourLanes {
 
 /// The one of seven ranges, 1 to 0.7 of the whole, whose codes a line fits best: sums that depend
 /// on no other, where quant/kv_formats.h fits again and again. Codes are the nearest on the rounded
-/// line.
+/// line. Of numbers that are not all finite the offset is NaN.
 ///   kCount  numbers of the line; a lane has the same share of them as the others of `lanes`
 ///   holds   whether this lane has any; else its numbers are zeros
 template <int kCount, int kOwn, typename Lanes>
@@ -242,7 +251,8 @@ __device__ __forceinline__ __half2 fit_line(const float (&x)[kOwn],
   const float best_code = best_sum / kCount;
   const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
   const float offset = mean - __half2float(scale) * best_code;
-  return __halves2half2(scale, __float2half_rn(fminf(fmaxf(offset, -65504.0F), 65504.0F)));
+  const float finite = fminf(fmaxf(offset, -65504.0F), 65504.0F);
+  return __halves2half2(scale, __float2half_rn(fabsf(mean) < INFINITY ? finite : NAN));
 }
 
 /// The line of a head's numbers, over a warp.

@@ -17,13 +17,16 @@ struct DecodeArgs : PagedArgs {
   const int32_t* q_begin;  // of the step
   const int32_t* kv_len;
   int32_t stages;
-  float* partial_sums;   // [2 grid][kColumns][head_dim]
-  float2* partial_tops;  // [2 grid][kColumns]: top, total
-  uint32_t* arrivals;    // [grid], zero
-  AppendArgs append;     // of attention/decode_short.cuh: of the step's own tokens, or of none
+  float* partial_sums;    // [2 grid][kColumns][head_dim]
+  float2* partial_tops;   // [2 grid][kColumns]: top, total
+  uint32_t* arrivals;     // [grid], zero
+  AppendArgs append;      // of attention/decode_short.cuh: of the step's own tokens, or of none
+  int32_t cluster_shift;  // of the same: log2 of the blocks of a cluster
 };
 
 constexpr int kDecodeThreads = 32 * kDecodeWarps;
+constexpr int kDecodeWarpsLog2 = 2;
+static_assert(kDecodeWarps == 1 << kDecodeWarpsLog2);
 
 /// A tile on the line: KV head and group, tile of the sequence.
 struct LinePlace {
