@@ -5,8 +5,8 @@ results file (COMET's figures 10 to 12 and 15).
 Usage: comet_offline.py NIBBLE RESULTS.json [--gpu-memory 80GB] [--batch N,N] CASE ...
 A CASE is CONFIG:INPUT:OUTPUT:SCHEME+KV[,SCHEME+KV...], like llama_70b:1024:512:w4a16_g128+bf16,w4a8+int4:
 a file of bench/configs, tokens in and out, and pairs of weights and cache, of which the first is
-what the others are compared with. Rows of the same case and pair are replaced. --batch: these
-numbers of sequences instead of as many as fit.
+what the others are compared with. Rows of the same case and pair are replaced. --batch: at most
+these numbers of sequences, one after the other.
 """
 import argparse
 import datetime
@@ -58,8 +58,8 @@ def main():
     for case in options.cases:
         config, given, taken, pairs = case.split(":")
         for batch in batches or [None]:
-            sizes = ["--gpu-memory", options.gpu_memory]
-            sizes += ["--batch", batch] if batch else ["--fit-batch", "--max-batch", MOST]
+            sizes = ["--gpu-memory", options.gpu_memory, "--fit-batch",
+                     "--max-batch", batch or MOST]
             first = None
             for pair in pairs.split(","):
                 row = measured(options.nibble, config, (int(given), int(taken)), pair, sizes)

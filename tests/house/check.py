@@ -459,6 +459,14 @@ def script_flags(tree, page):
             for flag in re.findall(r"""add_argument\(["'](--[a-z][a-z0-9-]*)""", tree.text.get(name, ""))}
 
 
+def program_flags(tree, page):
+    """The flags of the programs for developers that `page` names, of their main files."""
+    return {flag for path, text in tree.text.items() if path.endswith(("_main.cc", "_main.cu"))
+            and re.search(rf"(?<![\w/]){pathlib.Path(path).stem.removesuffix('_main')}(?!\w)",
+                          tree.text[page])
+            for flag in re.findall(r'"(--[a-z][a-z0-9-]*)', text)}
+
+
 def check_doc_flags(tree, report, known):
     """`known`: the flags of nibble --help."""
     shared = known | FOREIGN_FLAGS
@@ -466,7 +474,7 @@ def check_doc_flags(tree, report, known):
         if path.startswith("scripts/") or path == ".ci/run":
             shared = shared | set(re.findall(r"(--[a-z][a-z0-9-]*)(?=\)|\s*\|)", text))
     for path in tree.docs:
-        allowed = shared | script_flags(tree, path)
+        allowed = shared | script_flags(tree, path) | program_flags(tree, path)
         for line, code, _ in spans(tree.text[path]):
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", code):
                 if flag not in allowed:
