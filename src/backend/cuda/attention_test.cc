@@ -222,7 +222,7 @@ TEST(DecodeAttention, ManyShortSequences) {
 TEST(DecodeAttention, MoreShortSequences) {
   NIBBLE_NEEDS_GPU();
   for (const KvCode code : kCodes) {
-    for (const int count : {7, 20}) {
+    for (const int count : {7, 20, 40}) {
       std::vector<CaseSequence> sequences;
       for (int i = 0; i < count; ++i) {
         sequences.push_back({1, 1 + i * 331 % 200});

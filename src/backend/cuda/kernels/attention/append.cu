@@ -130,7 +130,7 @@ __device__ __forceinline__ void close_channels(
         reinterpret_cast<const uint16_t*>(keys + kv_residual_offset(kDim, slot + i, 2 * d));
     x[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(key)) << 16);
   }
-  const __half2 line = fit_line<kTokens>(x, FourLanes());
+  const __half2 line = fit_line(x);
   const float factor = scale_of(line) > 0.0F ? 1.0F / scale_of(line) : 0.0F;
   const int32_t page =
       args.page_table[sequence * args.page_table_stride + position / args.page_size];

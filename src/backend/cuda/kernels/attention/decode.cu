@@ -1,4 +1,5 @@
 #include <bit>
+#include <cstdlib>
 #include <optional>
 
 #include "backend/cuda/kernels/attention/launch.h"
@@ -30,7 +31,9 @@ std::optional<int32_t> short_cluster(const AttentionShape& shape, const StepMeta
     }
   }
   for (const int32_t log2 : {1, 0}) {
-    if (step.longest <= kShorterAttention && clusters << log2 <= grid.blocks) {
+    const char* waves = std::getenv("NIBBLE_WAVES");
+    const int64_t most = grid.blocks * (log2 == 0 && waves != nullptr ? std::atoi(waves) : 1);
+    if (step.longest <= kShorterAttention && clusters << log2 <= most) {
       return log2;
     }
   }

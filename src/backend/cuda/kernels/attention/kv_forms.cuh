@@ -158,16 +158,10 @@ struct KvForm<KvCode::kInt8> {
   }
 };
 
-/// Who holds the numbers of a line: all lanes of a warp, or four neighbours.
-struct WarpLanes {
-  static __device__ __forceinline__ float sum(float value) { return sum_warp(value); }
-  static __device__ __forceinline__ float largest(float value) { return max_warp(value); }
-  static __device__ __forceinline__ uint32_t sum(uint32_t value) {
-    return __reduce_add_sync(~0U, value);
-  }
-};
+/// Sums and largest numbers of four neighbouring lanes.
 struct FourLanes {
-  static __device__ __forceinline__ float sum(float value) {
+  template <typename T>
+  static __device__ __forceinline__ T sum(T value) {
     value += __shfl_xor_sync(~0U, value, 2);
     return value + __shfl_xor_sync(~0U, value, 1);
   }
@@ -175,96 +169,154 @@ struct FourLanes {
     value = fmaxf(value, __shfl_xor_sync(~0U, value, 2));
     return fmaxf(value, __shfl_xor_sync(~0U, value, 1));
   }
-  static __device__ __forceinline__ uint32_t sum(uint32_t value) {
-    value += __shfl_xor_sync(~0U, value, 2);
-    return value + __shfl_xor_sync(~0U, value, 1);
+};
+
+// The line of numbers is that whose codes fit them best, of seven ranges, 1 to 0.7 of the whole:
+// sums that depend on no other, where quant/kv_formats.h fits again and again. Codes are the
+// nearest on the rounded line. Of numbers that are not all finite the offset is NaN.
+constexpr int kLineRanges = 7;
+
+/// Where a line's numbers lie. Range r is 1 - r / 20 of the whole, about its middle.
+struct LineSpan {
+  float mean;
+  float middle;   // of the numbers less their mean
+  float inverse;  // of the whole range's scale
+
+  ///   high, low  the largest number, and the largest negated one
+  __device__ __forceinline__ LineSpan(float the_mean, float high, float low) : mean(the_mean) {
+    high -= mean;
+    low = -low - mean;
+    middle = 0.5F * (high + low);
+    inverse = high > low ? 15.0F / (high - low) : 0.0F;
   }
 };
 
-/// The one of seven ranges, 1 to 0.7 of the whole, whose codes a line fits best: sums that depend
-/// on no other, where quant/kv_formats.h fits again and again. Codes are the nearest on the rounded
-/// line. Of numbers that are not all finite the offset is NaN.
-///   kCount  numbers of the line; a lane has the same share of them as the others of `lanes`
-///   holds   whether this lane has any; else its numbers are zeros
-template <int kCount, int kOwn, typename Lanes>
-__device__ __forceinline__ __half2 fit_line(const float (&x)[kOwn],
-                                            Lanes lanes,
-                                            bool holds = true) {
-  constexpr int kRanges = 7;
+/// The codes of numbers in a range of theirs.
+struct RangeSums {
+  uint32_t codes = 0;    // sum of codes, sum of squares above bit 16
+  float product = 0.0F;  // with the numbers less their mean
+
+  __device__ __forceinline__ void add(float value, float middle, float inverse) {
+    constexpr float kRound = 12582912.0F;  // 3 * 2^22: codes are the last bits of sums with it
+    const float place = fmaf(value - middle, inverse, 7.5F);
+    const float rounded = fminf(fmaxf(place, 0.0F), 15.0F) + kRound;
+    const uint32_t code = __float_as_uint(rounded) & 15U;
+    codes += code + (code * code << 16);
+    product = fmaf(rounded - kRound, value, product);
+  }
+};
+
+/// What the codes of a range explain of a line's numbers: product^2 / variance.
+struct RangeFit {
+  float product = 0.0F;
+  float variance = 1.0F;
+  float sum = 0.0F;  // of codes
+
+  ///   count  of the numbers
+  __device__ __forceinline__ RangeFit(const RangeSums& sums, int count) {
+    const auto all = static_cast<float>(sums.codes & 0xffffU);
+    const float own = static_cast<float>(sums.codes >> 16) - all * all / static_cast<float>(count);
+    if (own > 0.0F) {
+      product = sums.product;
+      variance = own;
+      sum = all;
+    }
+  }
+  __device__ __forceinline__ RangeFit(float p, float v, float s)
+      : product(p), variance(v), sum(s) {}
+  [[nodiscard]] __device__ __forceinline__ bool explains_less_than(const RangeFit& other) const {
+    return other.product * other.product * variance > product * product * other.variance;
+  }
+  /// Scale and offset.
+  [[nodiscard]] __device__ __forceinline__ __half2 line(float mean, int count) const {
+    const __half scale = __float2half_rn(fminf(product / variance, 65504.0F));
+    const float offset = mean - __half2float(scale) * (sum / static_cast<float>(count));
+    const float finite = fminf(fmaxf(offset, -65504.0F), 65504.0F);
+    return __halves2half2(scale, __float2half_rn(fabsf(mean) < INFINITY ? finite : NAN));
+  }
+};
+
+/// How much smaller a range is than the whole, as a factor of its inverse.
+[[nodiscard]] __device__ constexpr float range_factor(int range) {
+  return 20.0F / static_cast<float>(20 - range);
+}
+
+/// The line of 4 kOwn numbers, of which four neighbouring lanes have kOwn each.
+template <int kOwn>
+__device__ __forceinline__ __half2 fit_line(const float (&x)[kOwn]) {
+  constexpr int kCount = 4 * kOwn;
   float own = 0.0F;
   float high = -INFINITY;
-  float low = -INFINITY;  // of the negated values
+  float low = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     own += x[i];
-    high = fmaxf(high, holds ? x[i] : -INFINITY);
-    low = fmaxf(low, holds ? -x[i] : -INFINITY);
+    high = fmaxf(high, x[i]);
+    low = fmaxf(low, -x[i]);
   }
-  const float mean = lanes.sum(own) / kCount;
-  high = lanes.largest(high) - mean;
-  low = -lanes.largest(low) - mean;
-  // All ranges' sums first, so that their reductions overlap. Range r is 1 - r / 20 of the whole,
-  // about its middle; codes come from the sum with 3 * 2^22, whose last bits they are.
-  constexpr float kRound = 12582912.0F;
-  const float middle = 0.5F * (high + low);
-  const float inverse = high > low ? 15.0F / (high - low) : 0.0F;  // of the whole range's scale
-  uint32_t codes[kRanges];  // sum of codes, sum of squares above bit 16
-  float product[kRanges];
+  const LineSpan span(FourLanes::sum(own) / kCount, FourLanes::largest(high),
+                      FourLanes::largest(low));
+  RangeSums sums[kLineRanges];  // all first, so that their reductions overlap
 #pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    const float own_inverse = inverse * (20.0F / static_cast<float>(20 - range));
-    codes[range] = 0;
-    product[range] = 0.0F;
+  for (int range = 0; range < kLineRanges; ++range) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const float value = x[i] - mean;
-      const float place = fmaf(value - middle, own_inverse, 7.5F);
-      const float rounded = fminf(fmaxf(place, 0.0F), 15.0F) + kRound;
-      const uint32_t integer = __float_as_uint(rounded) & 15U;
-      codes[range] += holds ? integer + (integer * integer << 16) : 0;
-      product[range] = fmaf(rounded - kRound, holds ? value : 0.0F, product[range]);
+      sums[range].add(x[i] - span.mean, span.middle, span.inverse * range_factor(range));
     }
+    sums[range].codes = FourLanes::sum(sums[range].codes);
+    sums[range].product = FourLanes::sum(sums[range].product);
   }
+  RangeFit best(sums[0], kCount);
 #pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    codes[range] = lanes.sum(codes[range]);
+  for (int range = 1; range < kLineRanges; ++range) {
+    const RangeFit fit(sums[range], kCount);
+    best = best.explains_less_than(fit) ? fit : best;
   }
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    product[range] = lanes.sum(product[range]);
-  }
-  float best_product = 0.0F;  // explained: product^2 / variance
-  float best_variance = 1.0F;
-  float best_sum = 0.0F;
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    const float sum = static_cast<float>(codes[range] & 0xffffU);
-    const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kCount;
-    if (variance > 0.0F &&
-        product[range] * product[range] * best_variance > best_product * best_product * variance) {
-      best_product = product[range];
-      best_variance = variance;
-      best_sum = sum;
-    }
-  }
-  const float best_scale = best_product / best_variance;
-  const float best_code = best_sum / kCount;
-  const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
-  const float offset = mean - __half2float(scale) * best_code;
-  const float finite = fminf(fmaxf(offset, -65504.0F), 65504.0F);
-  return __halves2half2(scale, __float2half_rn(fabsf(mean) < INFINITY ? finite : NAN));
+  return best.line(span.mean, kCount);
 }
 
-/// The line of a head's numbers, over a warp.
+/// The line of a head's numbers, over a warp: four lanes try each range, by little code, since a
+/// kernel of few rows waits for its instructions.
 template <int kDim>
 __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
-  constexpr int kEach = HeadValues<kDim>::kEach;
-  float own[2 * kEach];
+  using Values = HeadValues<kDim>;
+  constexpr int kOwn = 2 * Values::kEach;
+  constexpr int kTurns = Values::kLanes / 4;
+  float numbers[kOwn];
+  float own = 0.0F;
+  float high = -INFINITY;
+  float low = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < 2 * kEach; ++i) {
-    own[i] = x.v[i / kEach][i % kEach];
+  for (int i = 0; i < kOwn; ++i) {
+    numbers[i] = x.v[i / Values::kEach][i % Values::kEach];
+    own += numbers[i];
+    high = fmaxf(high, lane < Values::kLanes ? numbers[i] : -INFINITY);
+    low = fmaxf(low, lane < Values::kLanes ? -numbers[i] : -INFINITY);
   }
-  return fit_line<kDim>(own, WarpLanes(), lane < HeadValues<kDim>::kLanes);
+  const LineSpan span(sum_warp(own) / kDim, max_warp(high), max_warp(low));
+  const float inverse = span.inverse * range_factor(min(lane / 4, kLineRanges - 1));
+  RangeSums sums;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float number = __shfl_sync(~0U, numbers[i], lane % 4 * kTurns + turn);
+      sums.add(number - span.mean, span.middle, inverse);
+    }
+  }
+  sums.codes = FourLanes::sum(sums.codes);
+  sums.product = FourLanes::sum(sums.product);
+  RangeFit best(sums, kDim);
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) {  // of equal ones the first range
+    const RangeFit other(__shfl_xor_sync(~0U, best.product, step),
+                         __shfl_xor_sync(~0U, best.variance, step),
+                         __shfl_xor_sync(~0U, best.sum, step));
+    const bool takes =
+        (lane & step) == 0 ? best.explains_less_than(other) : !other.explains_less_than(best);
+    best = takes ? other : best;
+  }
+  return best.line(span.mean, kDim);
 }
 
 template <>

@@ -198,8 +198,9 @@ struct Case {
   Shape shape;
 };
 const Case kCases[] = {
-    {"w4ax", {200, 640, 128}},       {"w4ax_b64", {67, 576, 64}},   {"w4ax_b32", {330, 416, 32}},
-    {"w4ax_class", {200, 640, 128}}, {"w4ax_class", {67, 576, 64}}, {"w4ax_class", {330, 416, 32}},
+    {"w4ax", {200, 640, 128}},       {"w4ax_b64", {67, 576, 64}},
+    {"w4ax_b32", {330, 416, 32}},    {"w4ax_class", {200, 640, 128}},
+    {"w4ax_class", {67, 576, 64}},   {"w4ax_class", {330, 416, 32}},
     {"w4ax", {1, 128, 128}},         {"w4ax_class", {1, 128, 128}},
     {"w4ax_class", {40, 66048, 64}},  // more than the tables that travel with a launch
 };
