@@ -207,6 +207,30 @@ TEST_P(BlockActs, OfInt8AndBf16AreNearDoublePrecision) {
   }
 }
 
+// Numbers of 8 bits from far below to far above those of 4, of any size.
+TEST_P(BlockActs, OfOneScaleHaveTheBitsOfTheReferenceByEveryShift) {
+  constexpr int64_t kN = 35;
+  constexpr int64_t kK = 352;
+  const float ratios[] = {0.0F, 1e-4F, 0.1F, 1.0F, 2.0F, 4.0F, 8.0F, 16.0F, 32.0F, 1e4F};
+  constexpr int64_t kM = std::size(ratios);
+  const QuantScheme scheme = find_scheme("w4ax_class").value();
+  const QuantTensor weight = random_weight(scheme.weight, {kN, kK}, 23).value();
+  const ActSpec act = random_blocks(scheme, kK, 24);
+  const auto gemm = backend_->prepare_gemm(weight, act, kM).value();
+  for (const float size : {1.0F, 1e33F, 1e-30F, 1e-36F, 1e-37F, 1e-38F, 1e-40F, 1e-44F}) {
+    std::vector<float> x = random_floats(kM * kK, 25);
+    for (int64_t i = 0; i < kM * kK; ++i) {
+      const int bits = act.blocks->bits[static_cast<size_t>(i % kK / act.blocks->block)];
+      x[static_cast<size_t>(i)] *= size * (bits == 8 ? ratios[i / kK] : 1.0F);
+    }
+    for (const int64_t m : {int64_t{1}, int64_t{3}, kM}) {
+      const GemmArgs args{.x = x.data() + (kM - m) * kK, .x_stride = kK, .m = m};
+      ASSERT_EQ(bits_of(product(*gemm, args, kN)), bits_of(expected(weight, act, args)))
+          << size << ": " << m << " rows";
+    }
+  }
+}
+
 TEST_P(BlockActs, TakeColumnsBiasesSumsAndBf16) {
   for (const QuantScheme& scheme : block_schemes()) {
     constexpr int64_t kN = 35;

@@ -9,7 +9,7 @@ int64_t scale_count(const BlockPrecision& blocks, BlockScales scales) {
     case BlockScales::kEach:
       return std::ssize(blocks.bits);
     case BlockScales::kClass:
-      return 2;
+      return 1;
     case BlockScales::kWide:
       return 1 + std::ranges::count(blocks.bits, uint8_t{16});
   }

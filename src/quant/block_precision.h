@@ -25,7 +25,7 @@ struct BlockPrecision {
 /// How many scales a row has.
 enum class BlockScales : uint8_t {
   kEach,   // one for each block, [k / block]
-  kClass,  // one for all blocks of 4 bits, then one for all of 8, [2]; 0 for a class without blocks
+  kClass,  // one for all blocks: those of 4 bits count a power of two of it
   kWide,   // of kBf16Blocks: one for all blocks of 8 bits, then one for each block of 16
 };
 
@@ -45,9 +45,6 @@ enum class BlockScales : uint8_t {
 [[nodiscard]] constexpr bool is_block_size(int64_t block) {
   return block == 32 || block == 64 || block == 128;
 }
-
-inline constexpr size_t kClassOf4Bits = 0;
-inline constexpr size_t kClassOf8Bits = 1;
 
 /// Scales of a row.
 [[nodiscard]] int64_t scale_count(const BlockPrecision& blocks, BlockScales scales);

@@ -46,6 +46,31 @@ float round_fixed(const float* x, int64_t count, int16_t* codes) {
   return unit;
 }
 
+void round_each(const BlockPrecision& blocks, const float* x, const RoundedBlocks& out) {
+  for (size_t b = 0; b < blocks.bits.size(); ++b) {
+    const int64_t at = static_cast<int64_t>(b) * blocks.block;
+    const BlockCodes how =
+        block_codes(blocks.bits[b], blocks.clip, largest_magnitude(x + at, blocks.block));
+    out.scales[b] = how.scale;
+    round_block(how, x + at, blocks.block, out.codes + at);
+  }
+}
+
+void round_classes(const BlockPrecision& blocks, const float* x, const RoundedBlocks& out) {
+  const ClassCodes how = class_codes(blocks, x);
+  const BlockCodes four{.top = kTopOf4Bits, .factor = how.factor4, .scale = how.scale};
+  const BlockCodes eight{.top = kTopOf8Bits, .factor = how.factor8, .scale = how.scale};
+  out.scales[0] = how.scale;
+  for (size_t b = 0; b < blocks.bits.size(); ++b) {
+    int8_t* codes = out.codes + static_cast<int64_t>(b) * blocks.block;
+    const bool narrow = blocks.bits[b] == 4;
+    round_block(narrow ? four : eight, x + (codes - out.codes), blocks.block, codes);
+    for (int i = 0; narrow && i < blocks.block; ++i) {
+      codes[i] = static_cast<int8_t>(codes[i] * (1 << how.shift));
+    }
+  }
+}
+
 }  // namespace
 
 BlockCodes block_codes(int bits, float clip, float largest) {
@@ -58,33 +83,42 @@ BlockCodes block_codes(int bits, float clip, float largest) {
   return codes;
 }
 
+ClassCodes class_codes(float clip, float largest4, float largest8) {
+  const BlockCodes four = block_codes(4, clip, largest4);
+  const BlockCodes eight = block_codes(8, clip, largest8);
+  if (std::isnan(four.scale) || std::isnan(eight.scale)) {
+    return {.scale = std::numeric_limits<float>::quiet_NaN()};
+  }
+  if (eight.scale > four.scale) {
+    return {.factor4 = eight.factor, .factor8 = eight.factor, .scale = eight.scale};
+  }
+  int shift = largest8 > 0.0F ? kMostClassShift : 0;
+  while (shift > 0 && four.scale * std::ldexp(1.0F, -shift) < eight.scale) {
+    --shift;
+  }
+  const float factor8 = four.factor * std::ldexp(1.0F, shift);
+  return {.factor4 = four.factor,
+          .factor8 = factor8 < std::numeric_limits<float>::infinity() ? factor8 : 0.0F,
+          .shift = shift,
+          .scale = four.scale * std::ldexp(1.0F, -shift)};
+}
+
+ClassCodes class_codes(const BlockPrecision& blocks, const float* x) {
+  float largest4 = 0.0F;
+  float largest8 = 0.0F;
+  for (size_t b = 0; b < blocks.bits.size(); ++b) {
+    const int64_t at = static_cast<int64_t>(b) * blocks.block;
+    float& largest = blocks.bits[b] == 4 ? largest4 : largest8;
+    largest = larger(largest_magnitude(x + at, blocks.block), largest);
+  }
+  return class_codes(blocks.clip, largest4, largest8);
+}
+
 void round_blocks(const BlockPrecision& blocks,
                   BlockScales form,
                   const float* x,
                   const RoundedBlocks& out) {
-  const int64_t block = blocks.block;
-  float classes[2] = {0.0F, 0.0F};  // largest magnitudes
-  const auto class_of = [&](size_t b) {
-    return blocks.bits[b] == 4 ? kClassOf4Bits : kClassOf8Bits;
-  };
-  for (size_t b = 0; form == BlockScales::kClass && b < blocks.bits.size(); ++b) {
-    float& largest = classes[class_of(b)];
-    largest = larger(largest_magnitude(x + static_cast<int64_t>(b) * block, block), largest);
-  }
-  if (form == BlockScales::kClass) {
-    out.scales[kClassOf4Bits] = block_codes(4, blocks.clip, classes[kClassOf4Bits]).scale;
-    out.scales[kClassOf8Bits] = block_codes(8, blocks.clip, classes[kClassOf8Bits]).scale;
-  }
-  for (size_t b = 0; b < blocks.bits.size(); ++b) {
-    const int64_t at = static_cast<int64_t>(b) * block;
-    const bool each = form == BlockScales::kEach;
-    const float largest = each ? largest_magnitude(x + at, block) : classes[class_of(b)];
-    const BlockCodes how = block_codes(blocks.bits[b], blocks.clip, largest);
-    if (each) {
-      out.scales[b] = how.scale;
-    }
-    round_block(how, x + at, block, out.codes + at);
-  }
+  form == BlockScales::kClass ? round_classes(blocks, x, out) : round_each(blocks, x, out);
 }
 
 float fixed_unit(float largest) {

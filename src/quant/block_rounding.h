@@ -19,9 +19,33 @@ struct BlockCodes {
 ///   largest  NaN when a number is not finite
 [[nodiscard]] BlockCodes block_codes(int bits, float clip, float largest);
 
+/// Blocks of 4 bits count at most 2^kMostClassShift of the scale that those of 8 count, so that
+/// their codes, 7 * 2^4 at most, are bytes.
+inline constexpr int kMostClassShift = 4;
+
+/// What the numbers of a row become that has one scale for blocks of 4 and of 8 bits
+/// (BlockScales::kClass).
+struct ClassCodes {
+  float factor4 = 0.0F;  // code = x * factor4, rounded within -7 .. 7, times 2^shift
+  float factor8 = 0.0F;  // code = x * factor8, rounded within -127 .. 127
+  int shift = 0;         // 0 .. kMostClassShift
+  float scale = 0.0F;    // of both; NaN where a number was not finite; its codes then mean nothing
+};
+
+/// By the largest magnitudes of all blocks of 4 and of all of 8 bits, 0 without such, each NaN when
+/// a number is not finite. F32 throughout, s4 and s8 what block_codes() gives each alone:
+///   largest8 is 0  scale = s4
+///   s8 > s4        scale = s8, and both have the factor of 8 bits
+///   otherwise      scale = s4 * 2^-shift with the largest shift for which it is at least s8, and
+///                  factor8 = factor4 * 2^shift, 0 where that is infinite
+[[nodiscard]] ClassCodes class_codes(float clip, float largest4, float largest8);
+/// Those of a row [blocks.k()].
+[[nodiscard]] ClassCodes class_codes(const BlockPrecision& blocks, const float* x);
+
 /// The only definition of how rows become codes; devices give the same bits.
 ///   x       [blocks.k()], in the order of the weights' columns
-///   codes   [blocks.k()] of -7..7 or -127..127; 0 where the scale is NaN
+///   codes   [blocks.k()] of -7..7 or -127..127, of kClass -112..112 in blocks of 4 bits; 0 where
+///           the scale is NaN
 ///   scales  [scale_count(blocks, scales)]
 struct RoundedBlocks {
   int8_t* codes = nullptr;

@@ -78,27 +78,99 @@ TEST(BlockRounding, EachBlockHasAScaleOfItsBits) {
   }
 }
 
-TEST(BlockRounding, ClassesHaveOneScaleEach) {
-  const BlockPrecision blocks{.block = 32, .bits = {8, 4, 4, 8}, .clip = 0.9F};
-  const std::vector<float> x = random_row(blocks.k(), 3);
-  const Rounded out = rounded(blocks, BlockScales::kClass, x);
-  const float largest4 = largest_of(x, 32, 96);
-  const float largest8 = std::fmax(largest_of(x, 0, 32), largest_of(x, 96, 128));
-  ASSERT_EQ(out.scales.size(), 2U);
-  EXPECT_EQ(out.scales[kClassOf4Bits], 0.9F * largest4 / 7.0F);
-  EXPECT_EQ(out.scales[kClassOf8Bits], largest8 / 127.0F);
-  for (size_t i = 0; i < x.size(); ++i) {
-    const int bits = blocks.bits[i / 32];
-    EXPECT_EQ(out.codes[i], code_of(x[i], bits, 0.9F, bits == 4 ? largest4 : largest8)) << i;
+/// The scale of a row with both kinds of numbers, and how many of it those of 4 bits count, found
+/// from the finest on.
+struct ClassScale {
+  float scale;
+  int steps;
+};
+
+ClassScale class_scale(float clip, float largest4, float largest8) {
+  const float four = clip * largest4 / 7.0F;
+  const float eight = largest8 / 127.0F;
+  for (const int steps : {16, 8, 4, 2, 1}) {
+    if (four / static_cast<float>(steps) >= eight) {
+      return {four / static_cast<float>(steps), steps};
+    }
   }
+  return {eight, 1};
 }
 
-TEST(BlockRounding, ClassesWithoutBlocksHaveScales0) {
-  const BlockPrecision four{.block = 32, .bits = {4}, .clip = 1.0F};
-  const BlockPrecision eight{.block = 32, .bits = {8}};
-  const std::vector<float> x = random_row(32, 4);
-  EXPECT_EQ(rounded(four, BlockScales::kClass, x).scales[kClassOf8Bits], 0.0F);
-  EXPECT_EQ(rounded(eight, BlockScales::kClass, x).scales[kClassOf4Bits], 0.0F);
+int nearest_code(double x, double scale, double top) {
+  return static_cast<int>(std::clamp(std::nearbyint(x / scale), -top, top));
+}
+
+TEST(BlockRounding, ClassesHaveOneScaleOfWhich4BitsCountAPowerOfTwo) {
+  const BlockPrecision blocks{.block = 32, .bits = {8, 4, 4, 8}, .clip = 0.9F};
+  std::vector<int> seen;
+  for (const float larger : {0.1F, 1.0F, 2.1F, 4.3F, 9.0F, 17.0F, 40.0F, 1e6F}) {
+    std::vector<float> x = random_row(blocks.k(), 3);
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] *= i < 32 || i >= 96 ? larger : 1.0F;
+    }
+    const Rounded out = rounded(blocks, BlockScales::kClass, x);
+    const float largest4 = largest_of(x, 32, 96);
+    const float largest8 = std::fmax(largest_of(x, 0, 32), largest_of(x, 96, 128));
+    const ClassScale want = class_scale(0.9F, largest4, largest8);
+    ASSERT_EQ(out.scales.size(), 1U);
+    EXPECT_EQ(out.scales[0], want.scale) << larger;
+    seen.push_back(want.scale == largest8 / 127.0F ? 0 : want.steps);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const bool four = blocks.bits[i / 32] == 4;
+      const int steps = four ? want.steps : 1;
+      const int code = nearest_code(x[i], double{want.scale} * steps, four ? 7 : 127) * steps;
+      EXPECT_EQ(out.codes[i], code) << larger << " at " << i;
+    }
+  }
+  EXPECT_THAT(seen, testing::IsSupersetOf({16, 8, 4, 2, 1, 0}));
+}
+
+TEST(BlockRounding, ClassesWithoutNumbersOf8BitsHaveTheScaleOf4) {
+  const BlockPrecision four{.block = 32, .bits = {4, 4}, .clip = 0.8F};
+  const BlockPrecision both{.block = 32, .bits = {4, 8}, .clip = 0.8F};
+  std::vector<float> x = random_row(64, 4);
+  std::fill(x.begin() + 32, x.end(), 0.0F);
+  const float scale = 0.8F * largest_of(x, 0, 32) / 7.0F;
+  const Rounded of4 = rounded(four, BlockScales::kClass, x);
+  const Rounded of_both = rounded(both, BlockScales::kClass, x);
+  EXPECT_EQ(of4.scales, std::vector<float>{scale});
+  EXPECT_EQ(of_both.scales, of4.scales);
+  EXPECT_EQ(of_both.codes, of4.codes);
+  EXPECT_EQ(of4.codes[0], x[0] > 0 ? 7 : -7);
+}
+
+TEST(BlockRounding, ClassesWithoutNumbersOf4BitsHaveTheScaleOf8) {
+  const BlockPrecision eight{.block = 32, .bits = {8, 8}};
+  const BlockPrecision both{.block = 32, .bits = {4, 8}};
+  std::vector<float> x = random_row(64, 4);
+  std::fill_n(x.begin(), 32, 0.0F);
+  const Rounded of8 = rounded(eight, BlockScales::kClass, x);
+  const Rounded of_both = rounded(both, BlockScales::kClass, x);
+  EXPECT_EQ(of8.scales, std::vector<float>{largest_of(x, 32, 64) / 127.0F});
+  EXPECT_EQ(of_both.scales, of8.scales);
+  EXPECT_EQ(of_both.codes, of8.codes);
+  EXPECT_EQ(of8.codes[37], x[37] > 0 ? 127 : -127);
+}
+
+TEST(BlockRounding, ClassesNextToZeroKeepTheirSizes) {
+  const BlockPrecision blocks{.block = 32, .bits = {4, 8}, .clip = 1.0F};
+  for (const float four : {1e-45F, 1e-40F, 1e-38F, 3e-38F, 1e-36F, 1.0F, 3.4e38F}) {
+    for (const float eight : {1e-45F, 1e-40F, 1e-38F, 1e-37F, 1e-35F, 1.0F, 3.4e38F}) {
+      std::vector<float> x(64, 0.0F);
+      x[3] = -four;
+      x[40] = eight;
+      const Rounded out = rounded(blocks, BlockScales::kClass, x);
+      EXPECT_GE(out.scales[0], 0.0F);
+      const double least = 3e-36;  // smaller numbers may have codes of 0
+      const auto value = [&](size_t i) { return double{out.scales[0]} * out.codes[i]; };
+      const double unit = std::max(double{four} / 7, double{eight} / 127) * 0.5001;
+      EXPECT_NEAR(value(3), -four, std::max(unit, least)) << four << ' ' << eight;
+      EXPECT_NEAR(value(40), eight, std::max(unit, least)) << four << ' ' << eight;
+      for (size_t i = 0; i < x.size(); ++i) {
+        EXPECT_TRUE(x[i] != 0.0F || out.codes[i] == 0) << i;
+      }
+    }
+  }
 }
 
 TEST(BlockRounding, ZerosAndNumbersNextToThemAreCodes0) {
@@ -125,12 +197,15 @@ TEST(BlockRounding, WhatIsNotFiniteSpoilsItsScaleAlone) {
     EXPECT_EQ(each.scales[0], before.scales[0]);
     EXPECT_TRUE(std::isnan(each.scales[1]));
     EXPECT_EQ(each.scales[2], before.scales[2]);
-    const Rounded classes = rounded(blocks, BlockScales::kClass, x);
-    EXPECT_FALSE(std::isnan(classes.scales[kClassOf4Bits]));
-    EXPECT_TRUE(std::isnan(classes.scales[kClassOf8Bits]));
     for (size_t i = 32; i < 64; ++i) {
       EXPECT_EQ(each.codes[i], 0);
-      EXPECT_EQ(classes.codes[i], 0);
+    }
+    for (const size_t at : {10, 40}) {
+      std::vector<float> row = random_row(blocks.k(), 5);
+      row[at] = bad;
+      const Rounded classes = rounded(blocks, BlockScales::kClass, row);
+      EXPECT_TRUE(std::isnan(classes.scales[0])) << at;
+      EXPECT_THAT(classes.codes, Each(0)) << at;
     }
   }
 }

@@ -62,7 +62,7 @@ struct ProductTask {
   int64_t y_stride = 0;
   bool add = false;
   const float* bias = nullptr;  // [n] or null
-  // Of rows in blocks: columns of a block, and the bits of each.
+  // Of rows in blocks with several scales: columns of a block, and the bits of each.
   int64_t x_block = 0;
   const uint8_t* x_bits = nullptr;
   int64_t x_code_bytes = 0;  // of a row, whose groups follow
@@ -129,18 +129,17 @@ struct Int8Row {
 };
 
 /// A row to round to blocks of 4 and 8 bits (quant/block_precision.h): its codes, in pieces as
-/// those of Int8Row but without padding, and a unit and a bias for each block, or for each class.
+/// those of Int8Row but without padding, and a unit and a bias for each block.
 struct BlocksRow {
   ConstNumbers x;
   int64_t k = 0;      // a multiple of the block
   int64_t block = 0;  // 32, 64 or 128
   const uint8_t* bits = nullptr;
   float clip = 0.0F;
-  bool classes = false;  // all blocks of 4 bits, then all of 8, share a scale
   uint8_t* out = nullptr;
   int64_t piece_stride = 64;
   int64_t slab_stride = 512;     // of kSlabPieces pieces
-  FixedGroup* groups = nullptr;  // [k / block] or [2]; null: only scales are wanted
+  FixedGroup* groups = nullptr;  // [k / block]; null: only scales are wanted
   float* scales = nullptr;       // of the blocks, 16 apart; null: groups are wanted
 };
 
@@ -165,7 +164,7 @@ struct InputRow {
 };
 
 struct Int8RowResult {
-  float scale;  // absmax / 127; NaN when the row is not finite
+  float scale;  // what a code counts: absmax / 127; NaN when the row is not finite
   int32_t sum;  // of the codes
 };
 
@@ -192,9 +191,8 @@ struct GemmKernels {
   Gemm gemm_int4_fixed = nullptr;   // in groups of 32, 64 or 128
   Gemm gemm_int4_fixed_zeros = nullptr;
   Gemm gemm_int4_fixed_minimums = nullptr;
-  Gemm gemm_int4_blocks = nullptr;   // of rows in blocks, weights in groups of as many columns
-  Gemm gemm_int4_classes = nullptr;  // the same, weights with a scale per channel
-  Gemm gemm_int4_wide = nullptr;     // of rows in blocks of 8 and 16 bits, weights likewise
+  Gemm gemm_int4_blocks = nullptr;  // of rows in blocks, weights in groups of as many columns
+  Gemm gemm_int4_wide = nullptr;    // of rows in blocks of 8 and 16 bits, weights per channel
 };
 
 /// Products in AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
@@ -227,6 +225,8 @@ struct RowKernels {
   void (*round_fixed)(const FixedRow& row) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   void (*quantize_blocks)(const BlocksRow& row) = nullptr;
+  // The same with one scale for all blocks, padded as Int8Row is: rows of INT8 to products.
+  Int8RowResult (*quantize_classes)(const BlocksRow& row) = nullptr;
   void (*quantize_wide_blocks)(const WideBlocksRow& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
   // `largest` is that of Int8Row.

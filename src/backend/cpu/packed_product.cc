@@ -9,10 +9,6 @@
 namespace nibble::cpu {
 namespace {
 
-bool has_token_scales(ActFormat act) {
-  return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
-}
-
 /// Groups of these sizes have kernels of their own.
 bool has_usual_groups(int64_t groups, int64_t group_size) {
   return groups > 1 && (group_size == 32 || group_size == 64 || group_size == 128);
@@ -46,8 +42,9 @@ bool takes_scales(TiledScales scales, const WeightFormat& format, int64_t k) {
 }
 
 /// Tiles hold int8 and bf16: activations in f32 do not fit, nor groups of unusual sizes.
-bool fits_tiles(const PackedWeights& w, ActFormat act) {
-  if (act == ActFormat::kIntBlocks) {
+bool fits_tiles(const PackedWeights& w, const PackedMatrix& matrix) {
+  const ActFormat act = matrix.act();
+  if (act == ActFormat::kIntBlocks && matrix.format().grouped()) {
     return w.k % w.group_size == 0 && is_block_size(w.group_size);
   }
   return act != ActFormat::kFloat &&
@@ -89,7 +86,7 @@ PackedProduct::PackedProduct(const PackedMatrix& matrix,
       row_kernel_(device.kernels.*product.rows),
       name_(fmt::format("{}_{}", product.name, device.kernels.name)) {
   const PackedWeights w = matrix.view();
-  if (product.tiles != nullptr && fits_tiles(w, matrix.act())) {
+  if (product.tiles != nullptr && fits_tiles(w, matrix)) {
     tile_kernel_ = device.kernels.*product.tiles;
   }
   fewest_tile_rows_ = fewest_tile_rows(w, matrix, product.rounding == TiledRounding::kFixed);
@@ -134,7 +131,7 @@ ProductTask PackedProduct::product_task(const PackedMatrix& matrix,
   product.y_stride = task.output.stride;
   product.add = task.output.mode == GemmOutput::kAdd;
   product.bias = task.output.bias;
-  if (has_token_scales(rounder_.act())) {
+  if (rounder_.has_token_scale()) {
     product.x_scales = task.rows.scales + row;
     product.x_sums = task.rows.sums + row;
   }

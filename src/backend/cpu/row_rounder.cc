@@ -48,11 +48,16 @@ int64_t RowRounder::row_bytes() const {
   if (fixed_) {
     return 2 * k_ + k_ / group_size_ * static_cast<int64_t>(sizeof(FixedGroup));
   }
-  if (blocks() != nullptr) {
+  if (blocks() != nullptr && !in_classes()) {
     return code_bytes() +
            scale_count(*blocks(), block_scales_) * static_cast<int64_t>(sizeof(FixedGroup));
   }
-  return spec_.format == ActFormat::kInt8Token ? pieces() * 64 : k_ * 4;
+  return is_integer(spec_.format) ? pieces() * 64 : k_ * 4;
+}
+
+bool RowRounder::has_token_scale() const {
+  return spec_.format == ActFormat::kInt8Token || spec_.format == ActFormat::kFp8Token ||
+         in_classes();
 }
 
 int64_t RowRounder::code_bytes() const {
@@ -67,7 +72,7 @@ int64_t RowRounder::scaled_blocks() const {
 }
 
 int64_t RowRounder::pieces() const {
-  const bool narrow = blocks() != nullptr && blocks()->block == 32;  // bf16 codes in tiles
+  const bool narrow = scaled_blocks() > 0 && blocks()->block == 32;  // bf16 codes in tiles
   const int64_t columns = is_integer(spec_.format) && !narrow ? 64 : 32;
   return (k_ + columns - 1) / columns;
 }
@@ -164,7 +169,6 @@ void RowRounder::to_blocks(ConstNumbers x, const RoundedRow& to, int thread) con
                 .block = precision.block,
                 .bits = precision.bits.data(),
                 .clip = precision.clip,
-                .classes = block_scales_ == BlockScales::kClass,
                 .out = to.out};
   if (!tiles) {
     row.groups = reinterpret_cast<FixedGroup*>(to.out + code_bytes());
@@ -180,6 +184,21 @@ void RowRounder::to_blocks(ConstNumbers x, const RoundedRow& to, int thread) con
   row.out = reinterpret_cast<uint8_t*>(codes);
   kernels_.quantize_blocks(row);
   kernels_.bf16_pieces(codes, k_, to.out, to.slab_stride);
+}
+
+void RowRounder::to_classes(ConstNumbers x, const RoundedRow& to) const {
+  const bool tiles = to.slab_stride != 0;
+  const Int8RowResult result =
+      kernels_.quantize_classes({.x = x,
+                                 .k = k_,
+                                 .block = blocks()->block,
+                                 .bits = blocks()->bits.data(),
+                                 .clip = blocks()->clip,
+                                 .out = to.out,
+                                 .piece_stride = tiles ? kTileBytes : 64,
+                                 .slab_stride = tiles ? to.slab_stride : 512});
+  *to.scale = result.scale;
+  *to.sum = result.sum;
 }
 
 void RowRounder::to_wide_blocks(ConstNumbers x, const RoundedRow& to) const {
@@ -229,6 +248,8 @@ void RowRounder::round(ConstActivations given,
     to_int8(x, as_given ? next : nullptr, to);
   } else if (spec_.format == ActFormat::kBf16Blocks) {
     to_wide_blocks(x, to);
+  } else if (in_classes()) {
+    to_classes(x, to);
   } else if (blocks() != nullptr) {
     to_blocks(x, to, thread);
   } else if (fixed_) {

@@ -13,8 +13,8 @@ struct RoundedRow {
   // 0: the row's bytes follow each other. Else it is one of TileGemmTask's, in pieces of 64 bytes,
   // kTileBytes apart in slabs that are so far apart.
   int64_t slab_stride = 0;
-  float* scale = nullptr;  // of INT8 and FP8 rows; in tiles of the first block of rows in blocks
-  int32_t* sum = nullptr;  // of INT8 rows
+  float* scale = nullptr;  // of rows with one; in tiles of the first block of those with one each
+  int32_t* sum = nullptr;  // of rows of INT8 with one scale
 };
 
 /// Makes rows of activations what the products of one form of weights read.
@@ -48,13 +48,19 @@ class RowRounder final {
   [[nodiscard]] int64_t row_bytes() const;
   /// Pieces of 64 bytes of a row of int8 or bf16 in tiles.
   [[nodiscard]] int64_t pieces() const;
-  /// Of rows in blocks that follow each other: bytes of the codes, behind which groups lie.
+  /// Whether each row has one scale: INT8, FP8, and blocks that share it, which are INT8 to products.
+  [[nodiscard]] bool has_token_scale() const;
+  /// Of rows in blocks with several scales: bytes of the codes, behind which groups lie.
   [[nodiscard]] int64_t code_bytes() const;
   /// The blocks of rows that have such, with a scale for each; 0: others.
   [[nodiscard]] int64_t scaled_blocks() const;
   [[nodiscard]] const BlockPrecision* blocks() const { return spec_.blocks.get(); }
 
  private:
+  /// Of rows in blocks: all of them share a scale.
+  [[nodiscard]] bool in_classes() const {
+    return blocks() != nullptr && block_scales_ == BlockScales::kClass;
+  }
   void fetch(const void* row, DType type, const GemmInput& input) const;
   /// The row that the product sees, before rounding: as given or in the buffer.
   ConstNumbers input_row(ConstActivations x, const GemmInput& input, float* buffer) const;
@@ -66,6 +72,7 @@ class RowRounder final {
   [[nodiscard]] float given_largest(ConstNumbers row) const;
   void to_int8(ConstNumbers x, const void* next, const RoundedRow& to) const;
   void to_blocks(ConstNumbers x, const RoundedRow& to, int thread) const;
+  void to_classes(ConstNumbers x, const RoundedRow& to) const;
   void to_wide_blocks(ConstNumbers x, const RoundedRow& to) const;
   void to_floats(ConstNumbers x, float* buffer, const RoundedRow& to) const;
   /// A row rounded to FP8 with a scale for each group, as numbers again.

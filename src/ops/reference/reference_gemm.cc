@@ -169,20 +169,16 @@ class BlockRow {
       return scales[0] * of_wide_blocks(weight, n);
     }
     float result = 0.0F;
-    int64_t classes[2] = {0, 0};
+    int64_t all = 0;
     for (size_t b = 0; b < blocks_.bits.size(); ++b) {
       const int64_t sum = sum_of(weight, n, b);
-      classes[blocks_.bits[b] == 4 ? kClassOf4Bits : kClassOf8Bits] += sum;
+      all += sum;
       if (form_ == BlockScales::kEach) {
         result = std::fma(static_cast<float>(sum), scales_[b] * scales[b], result);
       }
     }
-    if (form_ == BlockScales::kEach) {
-      return result;
-    }
-    const float of8 = static_cast<float>(classes[kClassOf8Bits]) * scales_[kClassOf8Bits];
-    const float of4 = static_cast<float>(classes[kClassOf4Bits]);
-    return scales[0] * std::fma(of4, scales_[kClassOf4Bits], of8);
+    return form_ == BlockScales::kEach ? result
+                                       : static_cast<float>(all) * (scales[0] * scales_[0]);
   }
 
  private:

@@ -51,9 +51,8 @@ void round_to_blocks(const BlockPrecision& blocks, BlockScales form, float* row)
   round_blocks(blocks, form, row, {codes.data(), scales.data()});
   for (int64_t i = 0; i < blocks.k(); ++i) {
     const auto block = static_cast<size_t>(i / blocks.block);
-    const size_t of_class = blocks.bits[block] == 4 ? kClassOf4Bits : kClassOf8Bits;
     row[i] = static_cast<float>(codes[static_cast<size_t>(i)]) *
-             scales[form == BlockScales::kEach ? block : of_class];
+             scales[form == BlockScales::kEach ? block : 0];
   }
 }
 

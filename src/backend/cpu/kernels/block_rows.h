@@ -57,20 +57,29 @@ inline F32x16 largest_of_blocks(const BlocksRow& row, int64_t first) {
   return Simd::from_bits(max_of_each(largest));
 }
 
+/// What numbers become: x * factor, to the nearest within -top .. top, times step.
+struct CodeRule {
+  float factor;
+  float top;
+  float step = 1.0F;  // another one only where kSteps says so
+};
+
 /// Codes of a block; the sum of them.
-template <Element kType>
+template <Element kType, bool kSteps = false>
 [[gnu::always_inline]] inline I32x16 store_block(const BlocksRow& row,
                                                  int64_t block,
-                                                 float factor,
-                                                 float top) {
+                                                 const CodeRule& rule) {
   const ConstNumbers x{row.x.data, kType};
-  const F32x16 by = Simd::set(factor);
-  const F32x16 most = Simd::set(top);
-  const F32x16 least = Simd::set(-top);
+  const F32x16 by = Simd::set(rule.factor);
+  const F32x16 most = Simd::set(rule.top);
+  const F32x16 least = Simd::set(-rule.top);
   I32x16 sum = Simd::set_int(0);
   const auto code = [&](int64_t i) __attribute__((always_inline)) {
     const F32x16 scaled = Simd::mul(load_numbers(x, i, 16), by);
-    const I32x16 q = Simd::to_int(Simd::max(least, Simd::min(most, scaled)));
+    I32x16 q = Simd::to_int(Simd::max(least, Simd::min(most, scaled)));
+    if constexpr (kSteps) {
+      q = Simd::to_int(Simd::mul(Simd::to_float(q), Simd::set(rule.step)));
+    }
     sum = Simd::add_int(sum, q);
     return q;
   };
@@ -96,7 +105,7 @@ template <Element kType>
 }
 
 template <Element kType>
-void quantize_each(const BlocksRow& row) {
+void quantize_blocks(const BlocksRow& row) {
   const int64_t blocks = row.k / row.block;
   for (int64_t first = 0; first < blocks; first += kGroupsAtOnce) {
     const int64_t left = blocks - first;
@@ -104,7 +113,7 @@ void quantize_each(const BlocksRow& row) {
     const BlockFactors how =
         block_factors(largest_of_blocks<kType>(row, first), row.bits + first, count, row.clip);
     for (int64_t i = 0; i < count; ++i) {
-      const I32x16 sum = store_block<kType>(row, first + i, how.factor[i], how.top[i]);
+      const I32x16 sum = store_block<kType>(row, first + i, {how.factor[i], how.top[i]});
       if (row.scales != nullptr) {
         row.scales[(first + i) * 16] = how.scale[i];
       } else {
@@ -114,8 +123,56 @@ void quantize_each(const BlocksRow& row) {
   }
 }
 
+inline void quantize_blocks(const BlocksRow& row) {
+  return row.x.type == Element::kF32 ? quantize_blocks<Element::kF32>(row)
+                                     : quantize_blocks<Element::kBf16>(row);
+}
+
+/// How rows with one scale become codes, of blocks of 4 and of 8 bits: class_codes().
+struct ClassRules {
+  CodeRule of[2];
+  float scale;
+};
+
+/// By the largest magnitudes of both.
+inline ClassRules class_rules(const float (&largest)[2], float clip) {
+  constexpr float kInfinity = __builtin_inff();
+  constexpr float kTops[2] = {7.0F, 127.0F};
+  constexpr float kFinest = 16.0F;
+  const float spans[2] = {clip * largest[0], largest[1]};
+  const auto factor_of = [&](int i) {
+    const float factor = kTops[i] / spans[i];
+    return factor < kInfinity ? factor : 0.0F;
+  };
+  const float four = spans[0] / kTops[0];
+  const float eight = spans[1] / kTops[1];
+  if (!(largest[0] < kInfinity && largest[1] < kInfinity)) {
+    return {{{0.0F, kTops[0]}, {0.0F, kTops[1]}}, __builtin_nanf("")};
+  }
+  if (eight > four) {
+    return {{{factor_of(1), kTops[0]}, {factor_of(1), kTops[1]}}, eight};
+  }
+  float step = largest[1] > 0.0F ? kFinest : 1.0F;
+  while (step > 1.0F && four * (1.0F / step) < eight) {
+    step *= 0.5F;
+  }
+  const float factor8 = factor_of(0) * step;
+  return {{{factor_of(0), kTops[0], step}, {factor8 < kInfinity ? factor8 : 0.0F, kTops[1]}},
+          four * (1.0F / step)};
+}
+
+/// Zeros behind the codes, as far as the last piece goes.
+inline void pad_piece(const BlocksRow& row) {
+  const int64_t piece = row.k / 64;
+  uint8_t* out = row.out + piece / kSlabPieces * row.slab_stride +
+                 piece % kSlabPieces * row.piece_stride;
+  for (int64_t i = row.k % 64; i % 64 != 0; ++i) {
+    out[i] = 0;
+  }
+}
+
 template <Element kType>
-void quantize_classes(const BlocksRow& row) {
+Int8RowResult quantize_classes(const BlocksRow& row) {
   const int64_t blocks = row.k / row.block;
   const auto class_of = [&](int64_t b) { return row.bits[b] == 4 ? 0 : 1; };
   I32x16 of_class[2] = {Simd::set_int(0), Simd::set_int(0)};
@@ -123,29 +180,22 @@ void quantize_classes(const BlocksRow& row) {
     I32x16& largest = of_class[class_of(b)];
     largest = Simd::max_int(largest, largest_bits<kType>(row, b));
   }
-  float largest[16] = {__builtin_bit_cast(float, Simd::reduce_max_int(of_class[0])),
-                       __builtin_bit_cast(float, Simd::reduce_max_int(of_class[1]))};
-  constexpr uint8_t kBits[2] = {4, 8};
-  const BlockFactors how = block_factors(Simd::load(largest), kBits, 2, row.clip);
-  I32x16 sums[2] = {Simd::set_int(0), Simd::set_int(0)};
+  const ClassRules rules =
+      class_rules({__builtin_bit_cast(float, Simd::reduce_max_int(of_class[0])),
+                   __builtin_bit_cast(float, Simd::reduce_max_int(of_class[1]))},
+                  row.clip);
+  I32x16 sum = Simd::set_int(0);
   for (int64_t b = 0; b < blocks; ++b) {
-    const int which = class_of(b);
-    sums[which] =
-        Simd::add_int(sums[which], store_block<kType>(row, b, how.factor[which], how.top[which]));
+    const CodeRule& rule = rules.of[class_of(b)];
+    sum = Simd::add_int(sum, store_block<kType, true>(row, b, rule));
   }
-  for (int i = 0; i < 2; ++i) {
-    row.groups[i] = {how.scale[i], -8 * Simd::reduce_add_int(sums[i])};
-  }
+  pad_piece(row);
+  return {rules.scale, Simd::reduce_add_int(sum)};
 }
 
-template <Element kType>
-void quantize_blocks(const BlocksRow& row) {
-  return row.classes ? quantize_classes<kType>(row) : quantize_each<kType>(row);
-}
-
-inline void quantize_blocks(const BlocksRow& row) {
-  return row.x.type == Element::kF32 ? quantize_blocks<Element::kF32>(row)
-                                     : quantize_blocks<Element::kBf16>(row);
+inline Int8RowResult quantize_classes(const BlocksRow& row) {
+  return row.x.type == Element::kF32 ? quantize_classes<Element::kF32>(row)
+                                     : quantize_classes<Element::kBf16>(row);
 }
 
 }  // namespace

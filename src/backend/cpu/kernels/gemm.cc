@@ -28,7 +28,6 @@ constinit const GemmKernels kGemm = {
     .gemm_int4_fixed_zeros = gemm_fixed<Zeros::kEach>,
     .gemm_int4_fixed_minimums = gemm_fixed<Zeros::kMinimums>,
     .gemm_int4_blocks = gemm_blocks,
-    .gemm_int4_classes = gemm_classes,
     .gemm_int4_wide = gemm_wide,
 };
 

@@ -1,10 +1,8 @@
 #pragma once
 
 // Products of int4 with rows in blocks of 4 and 8 bits (BlocksRow), whose codes are bytes alike.
-// Either each block of a row has a scale, and so have as many weights: y += sum * (scale of the row
-// * scale of the weights), block after block. Or the sums of all blocks of 4 bits and of all of 8
-// have one each: y = scale of the weights * (sum4 * scale4 + sum8 * scale8). The operations and
-// their order are those of quant/block_precision.h on every instruction set.
+// Each block of a row has a scale, and so have as many weights: y += sum * (scale of the row *
+// scale of the weights), block after block, in the same order on every instruction set.
 
 #include "backend/cpu/kernels/gemm_fixed.h"
 
@@ -238,81 +236,6 @@ inline void gemm_blocks(const GemmTask& task, int64_t tile_begin, int64_t tile_e
       task, {tile_begin, tile_end},
       [&]<int kRows>(int64_t tile, int64_t row) { block_pair<kRows>(task, tile, row); },
       [&]<int kRows>(int64_t tile, int64_t row) { block_rows<kRows>(task, tile, row); });
-}
-
-/// One tile times kRows rows, a sum for each class of bits.
-template <int kRows>
-void class_rows(const GemmTask& task, int64_t tile, int64_t row) {
-  const PackedWeights& w = task.w;
-  const uint8_t* codes = w.codes + tile * w.tile_bytes;
-  const uint8_t* x = task.xq + row * task.xq_stride;
-  const uint8_t* groups = x + task.x_code_bytes;
-  const int64_t far = far_ahead(w);
-  I32x16 sums[2][kRows];
-  for (int i = 0; i < 2; ++i) {
-    for (int r = 0; r < kRows; ++r) {
-      const uint8_t* at = groups + r * task.xq_stride + i * sizeof(FixedGroup);
-      sums[i][r] = Simd::set_int(fixed_group(at).bias);
-    }
-  }
-  for (int64_t b = 0; b < w.k / task.x_block; ++b) {
-    I32x16(&of_class)[kRows] = sums[task.x_bits[b] == 4 ? 0 : 1];
-    add_block<kRows>(codes, x, task, far, of_class);
-    codes += task.x_block / kStepColumns * IntCodecInt4::kStepBytes;
-    x += task.x_block;
-  }
-  const F32x16 scales = load_scales(w, tile);
-  for (int r = 0; r < kRows; ++r) {
-    const uint8_t* at = groups + r * task.xq_stride;
-    const F32x16 eight =
-        Simd::mul(Simd::to_float(sums[1][r]), Simd::set(fixed_group(at + sizeof(FixedGroup)).unit));
-    const F32x16 both =
-        Simd::fma(Simd::to_float(sums[0][r]), Simd::set(fixed_group(at).unit), eight);
-    write_tile_row(task, row + r, tile, Simd::mul(scales, both));
-  }
-}
-
-/// Two tiles: the blocks of one class, then those of the other, so that one set of sums is enough.
-template <int kRows>
-void class_pair(const GemmTask& task, int64_t tile, int64_t row) {
-  const PackedWeights& w = task.w;
-  const uint8_t* x = task.xq + row * task.xq_stride;
-  F32x16 both[kRows][2];
-  clear(both);
-  for (const int bits : {8, 4}) {
-    const uint8_t* groups = x + task.x_code_bytes + (bits == 4 ? 0 : sizeof(FixedGroup));
-    asm volatile("" : "+m"(both));
-    PairSums<kRows> sums;
-    start_pair<kRows>(groups, task.xq_stride, sums);
-    for (int64_t b = 0; b < w.k / task.x_block; ++b) {
-      if (task.x_bits[b] == bits) {
-        const int64_t step = b * task.x_block / kStepColumns;
-        add_pair_block<kRows>(task, w.codes + tile * w.tile_bytes + step * IntCodecInt4::kStepBytes,
-                              x + b * task.x_block, sums);
-      }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const F32x16 unit = Simd::set(fixed_group(groups + r * task.xq_stride).unit);
-      for (int t = 0; t < 2; ++t) {
-        const F32x16 sum = Simd::to_float(sums[r][t]);
-        both[r][t] = bits == 8 ? Simd::mul(sum, unit) : Simd::fma(sum, unit, both[r][t]);
-      }
-    }
-  }
-  for (int64_t t = 0; t < 2; ++t) {
-    const F32x16 scales = load_scales(w, tile + t);
-    for (int r = 0; r < kRows; ++r) {
-      write_tile_row(task, row + r, tile + t, Simd::mul(scales, both[r][t]));
-    }
-  }
-}
-
-inline void gemm_classes(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  in_pairs(
-      task, {tile_begin, tile_end},
-      [&]<int kRows>(int64_t tile, int64_t row) { class_pair<kRows>(task, tile, row); },
-      [&]<int kRows>(int64_t tile, int64_t row) { class_rows<kRows>(task, tile, row); });
 }
 
 }  // namespace

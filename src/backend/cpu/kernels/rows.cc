@@ -11,6 +11,7 @@ constinit const RowKernels kRows = {
     .round_fixed = round_fixed,
     .quantize_int8 = quantize_int8,
     .quantize_blocks = quantize_blocks,
+    .quantize_classes = quantize_classes,
     .quantize_wide_blocks = quantize_wide_blocks,
     .quantize_fp8 = quantize_fp8,
     .round_bf16 = round_bf16,

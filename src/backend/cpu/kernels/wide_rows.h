@@ -52,7 +52,7 @@ void quantize_wide_blocks(const WideBlocksRow& row) {
   for (int64_t b = 0; b < blocks; ++b) {
     if (row.bits[b] == 8) {
       narrow.out = out - b * row.block;
-      sum = Simd::add_int(sum, store_block<kType>(narrow, b, how.factor[0], how.top[0]));
+      sum = Simd::add_int(sum, store_block<kType>(narrow, b, {how.factor[0], how.top[0]}));
       out += row.block;
     } else {
       *group++ = round_wide_block<kType>(narrow, b, out);
