@@ -62,7 +62,7 @@ FAMILIES = [
 # follow one another, and says so in a remark alone (C7512): there are fewer waits than this share.
 PRODUCT = {"HGMMA", "IGMMA", "QGMMA"}
 MOST_WAITS = 0.75
-WAITS_FOR_EACH = re.compile(r"W4AxForm<4,")  # blocks of 32: each product is a sum of its own
+WAITS_FOR_EACH = re.compile(r"W4AxForm<4>")  # blocks of 32: each product is a sum of its own
 # Products of INT4, which GPUs before Hopper have: where they are made for, and what Hopper calls
 # instead, 190 instructions around two products of INT8.
 INT4_FAMILIES = {r"w4ax_kernel<", r"w4ax_experts<"}

@@ -48,7 +48,8 @@ class RowRounder final {
   [[nodiscard]] int64_t row_bytes() const;
   /// Pieces of 64 bytes of a row of int8 or bf16 in tiles.
   [[nodiscard]] int64_t pieces() const;
-  /// Whether each row has one scale: INT8, FP8, and blocks that share it, which are INT8 to products.
+  /// Whether each row has one scale: INT8, FP8, and blocks that share it, which are INT8 to
+  /// products.
   [[nodiscard]] bool has_token_scale() const;
   /// Of rows in blocks with several scales: bytes of the codes, behind which groups lie.
   [[nodiscard]] int64_t code_bytes() const;

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -73,6 +72,7 @@ class BlockRows final {
         ordered[i] = wanted[static_cast<size_t>(r * n_) + from];
       }
       round_blocks(*spec_.blocks, form, ordered.data(), {row.data(), steps.data()});
+      const int shift = by_class() ? class_codes(*spec_.blocks, ordered.data()).shift : 0;
       const auto scale_at = [&](size_t b) {
         return scales[b * static_cast<size_t>(stride_) + static_cast<size_t>(r)];
       };
@@ -81,25 +81,42 @@ class BlockRows final {
           ASSERT_TRUE(std::isnan(scale_at(b)));
           continue;
         }
-        ASSERT_NEAR(scale_at(b), steps[b], exactly ? 0.0 : 1e-3 * steps[b])
-            << "row " << r << " scale " << b;
+        ASSERT_TRUE(exactly ? scale_at(b) == steps[b] : is_near(scale_at(b), steps[b]))
+            << "row " << r << " scale " << b << ": " << scale_at(b) << " for " << steps[b];
       }
       for (size_t b = steps.size(); b < scales.size() / static_cast<size_t>(stride_); ++b) {
         ASSERT_EQ(scale_at(b), 0.0F) << "scale " << b << " beyond the row";
       }
       for (size_t i = 0; i < row.size(); ++i) {
         const size_t b = i / static_cast<size_t>(spec_.blocks->block);
-        const size_t step = form == BlockScales::kEach ? b : spec_.blocks->bits[b] == 4 ? 0 : 1;
+        const size_t step = by_class() ? 0 : b;
         if (std::isnan(steps[step])) {
           continue;  // its codes mean nothing
         }
         const int code = static_cast<int8_t>(codes[static_cast<size_t>(r * n_) + i]);
-        ASSERT_LE(std::abs(code - row[i]), exactly ? 0 : 1) << "row " << r << " channel " << i;
+        if (exactly) {
+          ASSERT_EQ(code, row[i]) << "row " << r << " channel " << i;
+          continue;
+        }
+        const double unit = std::max(scale_at(step), steps[step]) *
+                            (by_class() && spec_.blocks->bits[b] == 4 ? 1 << shift : 1);
+        ASSERT_NEAR(double{scale_at(step)} * code, double{steps[step]} * row[i], 1.2 * unit)
+            << "row " << r << " channel " << i;
       }
     }
   }
 
  private:
+  [[nodiscard]] bool by_class() const { return blocks_->view().scales == BlockScales::kClass; }
+  /// Of numbers that were computed; a scale that blocks share may be the next one, of half or twice
+  /// the size.
+  [[nodiscard]] bool is_near(float scale, float wanted) const {
+    const auto near = [&](double size) {
+      return std::fabs(scale - size * wanted) <= 1e-3 * wanted;
+    };
+    return near(1) || (by_class() && (near(0.5) || near(2)));
+  }
+
   ActSpec spec_;
   std::shared_ptr<const DeviceBlocks> blocks_;
   int64_t rows_, n_, stride_;
@@ -139,6 +156,16 @@ TEST(BlockRows, AreRoundedToTheBitsOfTheRule) {
     std::vector<float> x = random_values(static_cast<size_t>(rows * n), 5, 1.0F);
     for (size_t i = 0; i < x.size(); i += 97) {
       x[i] *= 30.0F;
+    }
+    // Rows whose numbers of 8 bits are smaller and larger than those of 4, by every shift.
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < n; ++i) {
+        const bool eight = spec.blocks->bits[static_cast<size_t>(i / spec.blocks->block)] == 8;
+        const int64_t column =
+            spec.columns != nullptr ? (*spec.columns)[static_cast<size_t>(i)] : i;
+        x[static_cast<size_t>(r * n + column)] *=
+            eight ? std::exp2(static_cast<float>(r % 8) - 2.0F) : 1.0F;
+      }
     }
     std::fill_n(x.begin(), spec.blocks->block, 0.0F);
     if (rows > 2) {
@@ -279,15 +306,6 @@ TEST(DeviceExpertBlocks, RefuseWhatOneOfThemCannotBe) {
               ::testing::HasSubstr("without the bits"));
   const std::vector<ActSpec> others = {ActSpec(ActFormat::kInt8Token)};
   EXPECT_EQ(DeviceExpertBlocks::create(others, kChannels, 256).value(), nullptr);
-}
-
-TEST(ClassOrder, PutsBlocksOf8BitsFirst) {
-  BlockPrecision blocks{.block = 64, .bits = {4, 4, 8, 8, 4, 8, 4, 4, 8, 8}, .clip = 1.0F};
-  const ClassOrder order = class_order(blocks);
-  EXPECT_THAT(order.order, ::testing::ElementsAre(1, 4, 2, 0, 3, 5, 6, 7));
-  EXPECT_THAT(order.masks, ::testing::ElementsAre(0, 15, 12, 0, 15, 0, 0, 0));
-  EXPECT_EQ(order.eight_blocks, 2);
-  EXPECT_EQ(order.mixed_blocks, 3);
 }
 
 TEST(DeviceBlocks, RefuseWhatIsNoOrderOfChannels) {

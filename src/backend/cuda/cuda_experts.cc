@@ -332,7 +332,8 @@ const void* CudaExperts::round_rows(const ExpertArgs& args) {
 /// Each row is rounded once, then copied to its slots.
 void CudaExperts::scatter(const ExpertArgs& args) {
   const void* rows = round_rows(args);
-  const bool blocks = gate_up_.blocks != nullptr;  // whose scales lie below each other
+  const bool below =  // whether the scales of a row lie below each other
+      gate_up_.blocks != nullptr && gate_up_.blocks->view().all.scales == BlockScales::kEach;
   must(scatter_rows({.from = rows,
                      .scales = context_.scratch.scales(),
                      .row_scales = gate_up_.scales(),
@@ -342,8 +343,8 @@ void CudaExperts::scatter(const ExpertArgs& args) {
                      .row_bytes = gate_up_.k * bytes_of(gate_up_.act),
                      .to = memory_.x.as<void>(),
                      .slot_scales = memory_.x_scales.as<float>(),
-                     .scale_stride = blocks ? int_scale_stride(args.m) : 0,
-                     .slot_scale_stride = blocks ? int_scale_stride(args.m * form_.top_k) : 0},
+                     .scale_stride = below ? int_scale_stride(args.m) : 0,
+                     .slot_scale_stride = below ? int_scale_stride(args.m * form_.top_k) : 0},
                     {context_.stream}),
        "copying rows");
 }

@@ -1,7 +1,6 @@
 #include "backend/cuda/device_blocks.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -10,8 +9,6 @@
 
 namespace nibble::cuda {
 namespace {
-
-constexpr int kAllOf8Bits = 15;  // of the bits of four times 32 channels
 
 Status check_columns(const std::vector<int32_t>& columns, int64_t k) {
   std::vector<bool> there(static_cast<size_t>(k));
@@ -50,14 +47,12 @@ class Arrays final {
 /// What a spec has in GPU memory, whose beginning is not known yet.
 struct PlacedBlocks {
   IntBlocks known;
-  std::vector<uint16_t> host_order;
-  size_t bits = 0, order = 0, masks = 0;
+  size_t bits = 0, masks = 0;
   std::optional<size_t> columns;
 
   [[nodiscard]] IntBlocks at(const std::byte* memory) const {
     IntBlocks view = known;
     view.bits = reinterpret_cast<const uint8_t*>(memory + bits);
-    view.order = reinterpret_cast<const uint16_t*>(memory + order);
     view.masks = reinterpret_cast<const uint8_t*>(memory + masks);
     view.columns = columns ? reinterpret_cast<const int32_t*>(memory + *columns) : nullptr;
     return view;
@@ -69,6 +64,17 @@ struct Weights {
   const WeightFormat& format;
   int64_t k = 0;
 };
+
+/// IntBlocks::masks; what fills K up counts as 4 bits.
+std::vector<uint8_t> masks_of(const BlockPrecision& blocks) {
+  std::vector<uint8_t> masks(static_cast<size_t>(int_k_blocks(blocks.k())));
+  for (int64_t i = 0; i < blocks.k() / 32; ++i) {
+    if (blocks.bits[static_cast<size_t>(i * 32 / blocks.block)] == 8) {
+      masks[static_cast<size_t>(i / 4)] |= static_cast<uint8_t>(1 << (i % 4));
+    }
+  }
+  return masks;
+}
 
 /// The bits of all channels beside the launch's arguments, if there is room for them.
 void set_bits(const std::vector<uint8_t>& masks, IntBlocks& blocks) {
@@ -85,18 +91,14 @@ Result<PlacedBlocks> place(const ActSpec& spec, const Weights& weights, Arrays& 
   }
   const BlockPrecision& blocks = *spec.blocks;
   NIBBLE_RETURN_IF_ERROR(check_blocks(blocks, spec.format, weights.format, weights.k));
-  const ClassOrder classes = class_order(blocks);
+  const std::vector<uint8_t> masks = masks_of(blocks);
   PlacedBlocks placed;
   placed.known = {.block = blocks.block,
                   .scales = block_scales_of(weights.format, spec.format),
-                  .clip = blocks.clip,
-                  .eight_blocks = classes.eight_blocks,
-                  .mixed_blocks = classes.mixed_blocks};
+                  .clip = blocks.clip};
   placed.bits = arrays.add(std::span<const uint8_t>(blocks.bits));
-  placed.order = arrays.add(std::span<const uint16_t>(classes.order));
-  placed.host_order = classes.order;
-  set_bits(classes.masks, placed.known);
-  placed.masks = arrays.add(std::span<const uint8_t>(classes.masks));
+  set_bits(masks, placed.known);
+  placed.masks = arrays.add(std::span<const uint8_t>(masks));
   if (spec.columns != nullptr) {
     NIBBLE_RETURN_IF_ERROR(check_columns(*spec.columns, weights.k));
     placed.columns = arrays.add(std::span<const int32_t>(*spec.columns));
@@ -114,29 +116,6 @@ Status copy_blocks(std::span<const std::byte> bytes, std::byte* to) {
 
 }  // namespace
 
-ClassOrder class_order(const BlockPrecision& blocks) {
-  const auto count = static_cast<size_t>(int_k_blocks(blocks.k()));
-  ClassOrder result;
-  std::vector<uint8_t>& masks = result.masks;
-  masks.resize(count);
-  for (int64_t i = 0; i < blocks.k() / 32; ++i) {
-    if (blocks.bits[static_cast<size_t>(i * 32 / blocks.block)] == 8) {
-      masks[static_cast<size_t>(i / 4)] |= static_cast<uint8_t>(1 << (i % 4));
-    }
-  }
-  result.order.resize(count);
-  std::iota(result.order.begin(), result.order.end(), uint16_t{0});
-  const auto rank = [&](uint16_t block) {
-    return masks[block] == kAllOf8Bits ? 0 : masks[block] == 0 ? 2 : 1;
-  };
-  std::ranges::stable_sort(result.order, {}, rank);
-  for (const uint16_t block : result.order) {
-    result.eight_blocks += rank(block) == 0 ? 1 : 0;
-    result.mixed_blocks += rank(block) <= 1 ? 1 : 0;
-  }
-  return result;
-}
-
 Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& spec,
                                                                  const WeightFormat& weight,
                                                                  int64_t k) {
@@ -151,8 +130,6 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
   NIBBLE_RETURN_IF_ERROR(copy_blocks(arrays.bytes(), memory));
   result->spec_ = spec;
   result->view_ = placed.at(memory);
-  result->order_ = placed.host_order;
-  result->view_.host_order = result->order_.data();
   return std::shared_ptr<const DeviceBlocks>(std::move(result));
 }
 

@@ -29,7 +29,6 @@ class DeviceBlocks final {
 
   ActSpec spec_;
   DeviceBuffer memory_;
-  std::vector<uint16_t> order_;
   IntBlocks view_;
 };
 
@@ -51,14 +50,5 @@ class DeviceExpertBlocks final {
   DeviceBuffer memory_;
   ExpertBlocks view_;
 };
-
-/// The order of K in blocks of 128 for products with a sum for each class: those whose channels all
-/// have 8 bits, those with both, those with 4; what fills K up counts as 4.
-struct ClassOrder {
-  std::vector<uint16_t> order;
-  std::vector<uint8_t> masks;  // of each block, a bit for each 32 channels: 1 for 8 bits
-  int eight_blocks = 0, mixed_blocks = 0;
-};
-[[nodiscard]] ClassOrder class_order(const BlockPrecision& blocks);
 
 }  // namespace nibble::cuda

@@ -20,13 +20,8 @@ struct IntBlocks {
   float clip = 1.0F;
   const uint8_t* bits = nullptr;     // [k / block], 4 or 8
   const int32_t* columns = nullptr;  // [k]: which element of the row each channel is; or none
-  // For products with two sums, K in blocks of 128, int_k_blocks() of them: their order, those of 8
-  // bits first, those of 4 from mixed_blocks on; and of each a bit for each 32 channels, 1 for 8
-  // bits.
-  const uint16_t* order = nullptr;
-  const uint16_t* host_order = nullptr;  // the same in the host's memory
+  // Of each of int_k_blocks() blocks of 128 of K a bit for each 32 channels, 1 for 8 bits.
   const uint8_t* masks = nullptr;
-  int eight_blocks = 0, mixed_blocks = 0;
 };
 
 /// Those of the rows that the experts of a layer read.
@@ -41,13 +36,13 @@ struct ExpertBlocks {
 [[nodiscard]] constexpr int64_t int_k_blocks(int64_t k) { return (k + 511) / 512 * 4; }
 
 /// Scales lie token by token for each block of K, so that a product reads those of its tokens as
-/// they lie: rows of int_scale_stride(m), int_scale_rows() of them, the ones beyond K zeros. With a
-/// scale for each class: those of 4 bits, then those of 8.
+/// they lie: rows of int_scale_stride(m), int_scale_rows() of them, the ones beyond K zeros. Where
+/// blocks share a scale there is one row of them, as of kInt8Token.
 [[nodiscard]] constexpr int64_t int_scale_stride(int64_t m) {
   return m <= 8 ? 8 : m <= 16 ? 16 : (m + 31) / 32 * 32;
 }
 [[nodiscard]] constexpr int64_t int_scale_rows(const IntBlocks& blocks, int64_t k) {
-  return blocks.scales == BlockScales::kEach ? int_k_blocks(k) * (128 / blocks.block) : 2;
+  return blocks.scales == BlockScales::kEach ? int_k_blocks(k) * (128 / blocks.block) : 1;
 }
 
 }  // namespace nibble::cuda

@@ -1,5 +1,5 @@
+#include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,6 +20,7 @@ constexpr float kEps = 1e-5F;
 // Numbers are computed before they are rounded, in F32 and where SiLU is short of bits, so that a
 // code may be the next one.
 constexpr double kScaleError = 1e-3;
+constexpr double kUnitError = 1.2;
 
 /// Rows of n as the kernels of activations get them and what they make of them.
 struct Rows {
@@ -85,19 +86,21 @@ class BlockRows final {
     const auto width = static_cast<size_t>(n_);
     const BlockPrecision& blocks = *act_.blocks;
     std::vector<int8_t> row(width);
-    std::vector<float> ordered(width), steps(blocks.bits.size() + 2);
+    std::vector<float> ordered(width), steps(blocks.bits.size());
     for (size_t r = 0; r < kRows; ++r) {
       for (size_t i = 0; i < width; ++i) {
         const size_t from = act_.columns != nullptr ? static_cast<size_t>((*act_.columns)[i]) : i;
         ordered[i] = wanted[r * width + from];
       }
+      const int shift = by_class() ? class_codes(blocks, ordered.data()).shift : 0;
       round_blocks(blocks, blocks_->view().scales, ordered.data(), {row.data(), steps.data()});
       for (size_t i = 0; i < width; ++i) {
         const size_t step = scale_of(i);
         const int code = codes[r * width + i];
         const float scale = scales[step * static_cast<size_t>(int_scale_stride(kRows)) + r];
-        if (!(std::abs(code - row[i]) <= 1) ||
-            !(std::fabs(scale - steps[step]) <= kScaleError * steps[step])) {
+        const double unit = std::max(scale, steps[step]) * (is_narrow(i) ? 1 << shift : 1);
+        const double error = double{scale} * code - double{steps[step]} * row[i];
+        if (!is_near(scale, steps[step]) || !(std::fabs(error) <= kUnitError * unit)) {
           return make_error(
               StatusCode::kUnavailable,
               "self-test: kernel {} is wrong on this GPU: of rows of {} in blocks of 4 and 8 bits, "
@@ -118,9 +121,19 @@ class BlockRows final {
   }
   [[nodiscard]] size_t scale_of(size_t channel) const {
     const size_t block = channel / static_cast<size_t>(act_.blocks->block);
-    return blocks_->view().scales == BlockScales::kEach ? block
-           : act_.blocks->bits[block] == 4              ? kClassOf4Bits
-                                                        : kClassOf8Bits;
+    return by_class() ? 0 : block;
+  }
+  [[nodiscard]] bool by_class() const { return blocks_->view().scales == BlockScales::kClass; }
+  /// Whether codes of a channel of 4 bits may count several scales.
+  [[nodiscard]] bool is_narrow(size_t channel) const {
+    return by_class() && act_.blocks->bits[channel / static_cast<size_t>(act_.blocks->block)] == 4;
+  }
+  /// A shared scale may be the next one, of half or twice the size.
+  [[nodiscard]] bool is_near(float scale, float wanted) const {
+    const auto near = [&](double size) {
+      return std::fabs(scale - size * wanted) <= kScaleError * wanted;
+    };
+    return near(1) || (by_class() && (near(0.5) || near(2)));
   }
 
   ActSpec act_;

@@ -164,8 +164,8 @@ inline ClassRules class_rules(const float (&largest)[2], float clip) {
 /// Zeros behind the codes, as far as the last piece goes.
 inline void pad_piece(const BlocksRow& row) {
   const int64_t piece = row.k / 64;
-  uint8_t* out = row.out + piece / kSlabPieces * row.slab_stride +
-                 piece % kSlabPieces * row.piece_stride;
+  uint8_t* out =
+      row.out + piece / kSlabPieces * row.slab_stride + piece % kSlabPieces * row.piece_stride;
   for (int64_t i = row.k % 64; i % 64 != 0; ++i) {
     out[i] = 0;
   }

@@ -8,7 +8,9 @@ namespace nibble::cuda {
 namespace {
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
-  return problem.weight.code == WeightCode::kInt4 && problem.act == ActFormat::kInt8Token &&
+  // Blocks of 4 and 8 bits that share a scale, as they do with weights per channel, are INT8 here.
+  const bool int8 = problem.act == ActFormat::kInt8Token || problem.act == ActFormat::kIntBlocks;
+  return problem.weight.code == WeightCode::kInt4 && int8 &&
          problem.weight.scale_per == ScalePer::kChannel && sm80::fits(problem, device);
 }
 

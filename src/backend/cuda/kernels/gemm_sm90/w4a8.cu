@@ -111,7 +111,9 @@ constexpr GemmSm90Family kFamily{.name = "gemm_w4a8_sm90",
                                  .grouped = kGroupedTiles};
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
-  return scaled_by_channel_and_token(problem, device, WeightCode::kInt4, ActFormat::kInt8Token);
+  // Blocks of 4 and 8 bits that share a scale, as they do with weights per channel, are INT8 here.
+  return scaled_by_channel_and_token(problem, device, WeightCode::kInt4, ActFormat::kInt8Token) ||
+         scaled_by_channel_and_token(problem, device, WeightCode::kInt4, ActFormat::kIntBlocks);
 }
 
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {

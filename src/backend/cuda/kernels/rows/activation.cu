@@ -165,33 +165,32 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_blocks_kernel(
             ? activated<kKind, ActFormat::kIntBlocks>(args, row, i)
             : activated_columns<kKind, ActFormat::kIntBlocks>(args, row, blocks.columns + i);
   }
-  const bool each = blocks.scales == BlockScales::kEach;
-  const int64_t stride = int_scale_stride(args.rows);
   float* const scales = args.out.scales + row;
-  BlockFactor to;
-  if (each) {
-    to = block_factor(max_of_channels(largest_bits(y), blocks), eight ? 8 : 4, blocks.clip);
-    if (i < args.n && (i & (blocks.block - 1)) == 0) {
-      scales[block_of(blocks, i) * stride] = to.scale;
+  uint8_t* const codes = static_cast<uint8_t*>(args.out.values) + row * args.n + i;
+  if (blocks.scales == BlockScales::kEach) {
+    const int64_t stride = int_scale_stride(args.rows);
+    const BlockFactor to =
+        block_factor(max_of_channels(largest_bits(y), blocks), eight ? 8 : 4, blocks.clip);
+    if (i < args.n) {
+      if ((i & (blocks.block - 1)) == 0) {
+        scales[block_of(blocks, i) * stride] = to.scale;
+      }
+      store_block_codes(codes, y, to);
     }
     if (rank == 0) {
       clear_scales_behind(blocks, args.n, stride, scales);
     }
-  } else {
-    const ClassLargest all = max_of_classes(largest_bits(y), eight, largest, cluster);
-    if (rank == 0 && threadIdx.x < 2) {
-      const bool second = threadIdx.x == 1;
-      scales[threadIdx.x * stride] =
-          block_factor(second ? all.eight : all.four, second ? 8 : 4, blocks.clip).scale;
-    }
-    to = block_factor(eight ? all.eight : all.four, eight ? 8 : 4, blocks.clip);
+    return;
+  }
+  const ClassLargest all = max_of_classes(largest_bits(y), eight, largest, cluster);
+  const ClassFactor to = class_factor(all.four, all.eight, blocks.clip);
+  if (rank == 0 && threadIdx.x == 0) {
+    *scales = to.eight.scale;
   }
   if (i < args.n) {
-    store_block_codes(static_cast<uint8_t*>(args.out.values) + row * args.n + i, y, to);
+    to.store_codes(codes, y, eight);
   }
-  if (!each) {
-    cluster.barrier_wait();  // its own words have been read
-  }
+  cluster.barrier_wait();  // its own words have been read
 #endif
 }
 

@@ -215,12 +215,58 @@ __device__ __forceinline__ BlockFactor block_factor(uint32_t largest, int bits, 
   return {__fdiv_rn(span, top), factor < __uint_as_float(infinity) ? factor : 0.0F, top};
 }
 
-__device__ __forceinline__ void store_block_codes(uint8_t* out, F32x8 x, const BlockFactor& to) {
+__device__ __forceinline__ uint2 block_code_bits(F32x8 x, const BlockFactor& to) {
 #pragma unroll
   for (float& value : x.v) {
     value = fminf(fmaxf(__fmul_rn(value, to.factor), -to.top), to.top);
   }
-  *reinterpret_cast<uint2*>(out) = make_uint2(int8x4_bits(x.v, 1.0F), int8x4_bits(x.v + 4, 1.0F));
+  return make_uint2(int8x4_bits(x.v, 1.0F), int8x4_bits(x.v + 4, 1.0F));
+}
+__device__ __forceinline__ void store_block_codes(uint8_t* out,
+                                                  const F32x8& x,
+                                                  const BlockFactor& to) {
+  *reinterpret_cast<uint2*>(out) = block_code_bits(x, to);
+}
+
+/// How rows with one scale for blocks of 4 and of 8 bits become codes (class_codes() in
+/// quant/block_rounding.h).
+struct ClassFactor {
+  BlockFactor four, eight;  // have the same scale
+  int shift;                // of codes of 4 bits
+
+  /// x: eight numbers of one block.
+  __device__ __forceinline__ void store_codes(uint8_t* out, const F32x8& x, bool of_eight) const {
+    const uint2 codes = block_code_bits(x, of_eight ? eight : four);
+    const int by = of_eight ? 0 : shift;
+    const uint32_t kept = 0x01010101U * (0xffU << by & 0xffU);  // of each byte: not its neighbour's
+    *reinterpret_cast<uint2*>(out) = make_uint2(codes.x << by & kept, codes.y << by & kept);
+  }
+};
+/// Bits of the largest magnitudes; 0 without such blocks.
+__device__ __forceinline__ ClassFactor class_factor(uint32_t four_bits,
+                                                    uint32_t eight_bits,
+                                                    float clip) {
+  constexpr int kMostShift = 4;
+  const uint32_t infinity = 0x7f800000U;
+  BlockFactor four = block_factor(four_bits, 4, clip), eight = block_factor(eight_bits, 8, clip);
+  if (four_bits >= infinity || eight_bits >= infinity) {
+    four.scale = eight.scale = __uint_as_float(0x7fc00000U);
+    return {four, eight, 0};
+  }
+  if (eight.scale > four.scale) {
+    four.scale = eight.scale;
+    four.factor = eight.factor;
+    return {four, eight, 0};
+  }
+  int shift = eight_bits > 0 ? kMostShift : 0;
+  const auto part = [](int by) { return __uint_as_float(static_cast<uint32_t>(127 - by) << 23); };
+  while (shift > 0 && __fmul_rn(four.scale, part(shift)) < eight.scale) {
+    --shift;
+  }
+  const float factor = __fmul_rn(four.factor, part(-shift));
+  eight.factor = factor < __uint_as_float(infinity) ? factor : 0.0F;
+  four.scale = eight.scale = __fmul_rn(four.scale, part(shift));
+  return {four, eight, shift};
 }
 
 /// The block in which channel i lies; blocks have powers of two of channels.
@@ -321,7 +367,7 @@ __device__ __forceinline__ void store_each_block(const QuantizedRows& out,
   clear_scales_behind(blocks, n, scale_stride, scales);
 }
 
-/// The same with a scale for all blocks of 4 bits and one for those of 8.
+/// The same with a scale for all blocks.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
                                                     const PieceBits<kPieces>& bits,
@@ -339,16 +385,14 @@ __device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
     largest[1] = max(largest[1], eight ? own : 0);
   });
   __shared__ uint32_t shared[2][32];
-  const BlockFactor four = block_factor(max_of_block(largest[0], shared[0]), 4, blocks.clip);
-  const BlockFactor eight = block_factor(max_of_block(largest[1], shared[1]), 8, blocks.clip);
-  if (threadIdx.x < 2) {
-    out.scales[row + threadIdx.x * int_scale_stride(gridDim.x)] =
-        threadIdx.x == 0 ? four.scale : eight.scale;
+  const uint32_t four = max_of_block(largest[0], shared[0]);
+  const ClassFactor to = class_factor(four, max_of_block(largest[1], shared[1]), blocks.clip);
+  if (threadIdx.x == 0) {
+    out.scales[row] = to.eight.scale;
   }
   uint8_t* values = static_cast<uint8_t*>(out.values) + row * n;
   for_each_piece<kPieces>(n, [&](int p, int64_t i) {
-    store_block_codes(values + i, kPieces > 0 ? kept[p] : load(p, i),
-                      bits.eight(blocks, p, i) ? eight : four);
+    to.store_codes(values + i, kPieces > 0 ? kept[p] : load(p, i), bits.eight(blocks, p, i));
   });
 }
 

@@ -15,24 +15,13 @@ namespace nibble::cuda {
 struct W4AxMaps {
   CUtensorMap x;        // [K / 128][tokens][128], swizzled
   CUtensorMap weights;  // [pieces of 32 rows][halves of pieces along K][8 bytes]
-  CUtensorMap scales;   // of the block form, [blocks of K][tokens]
+  CUtensorMap scales;   // [blocks of K][tokens]
 };
 
 /// Parameters of the kernels of w4ax_sm90.
 struct W4AxArgs {
-  // weights, x_scales, bias, y, counters, parts, y_stride, m, n and result; k_blocks of 128. In the
-  // class form weight_scales are those of channels.
+  // weights, bias, y, counters, parts, y_stride, m, n and result; k_blocks of 128.
   GemmSm90Args base;
-  // Of the class form, some of whose tiles take K blocks in another order, and a bit for each 32
-  // channels of a K block, 1 where they have 8 bits. In that order up to eight_blocks all have 8,
-  // from mixed_blocks on 4. Here where `here` says so, else in memory.
-  bool here = false;
-  uint32_t eight_here[kChannelsHere / 1024];
-  uint16_t order_here[kChannelsHere / 128];
-  const uint16_t* order = nullptr;
-  const uint8_t* masks = nullptr;
-  int eight_blocks = 0, mixed_blocks = 0;
-  int x_scale_stride = 0;  // from one block's scales of tokens to the next's
   ChainSchedule schedule;
 };
 

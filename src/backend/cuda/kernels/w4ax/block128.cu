@@ -3,7 +3,7 @@
 namespace nibble::cuda {
 namespace {
 
-using Form = W4AxForm<1, false>;
+using Form = W4AxForm<1>;
 
 constexpr W4AxTile kFew[] = {
     few_tile<Form, FewTile<8, 64, 4, 4, 2>>({.alone = 980, .shared = 1860}),

@@ -3,7 +3,7 @@
 namespace nibble::cuda {
 namespace {
 
-using Form = W4AxForm<4, false>;
+using Form = W4AxForm<4>;
 
 constexpr W4AxTile kFew[] = {few_tile<Form, FewTile<16, 32, 4, 5, 1>>({.alone = 1500})};
 constexpr W4AxTile kWide[] = {wide_tile<Form, WideTile<32, 1, 4, 5, 1>>({.alone = 2800}),

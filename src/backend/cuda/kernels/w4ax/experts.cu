@@ -42,15 +42,13 @@ constexpr Instance kInstances[] = {
     instance<Form, W4AxExpertsTile<32, 4, 3>>(), instance<Form, W4AxExpertsTile<64, 3, 2>>()};
 
 std::span<const Instance> instances_of(const WeightFormat& weight) {
-  switch (weight.grouped() ? weight.group_size : 0) {
+  switch (weight.group_size) {
     case 128:
-      return kInstances<W4AxForm<1, false>>;
+      return kInstances<W4AxForm<1>>;
     case 64:
-      return kInstances<W4AxForm<2, false>>;
-    case 32:
-      return kInstances<W4AxForm<4, false>>;
+      return kInstances<W4AxForm<2>>;
     default:
-      return kInstances<W4AxForm<4, true>>;
+      return kInstances<W4AxForm<4>>;
   }
 }
 
@@ -140,7 +138,6 @@ class W4AxExperts final : public W4AxPacked {
   /// rows: that the scales of x lie for.
   [[nodiscard]] W4AxExpertsArgs arguments(const void* packed, int64_t rows) const {
     return {.packed = static_cast<const uint8_t*>(packed),
-            .piece_bytes = static_cast<int64_t>(piece_bytes()),
             .x_scale_stride = int_scale_stride(rows),
             .n = static_cast<int>(n()),
             .k = static_cast<int>(k()),

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include <cuda_bf16.h>
 
@@ -37,7 +36,6 @@ inline constexpr int kExpertChannels = 128;  // of a block
 struct W4AxExpertsArgs {
   const uint8_t* packed = nullptr;  // of the first expert
   int64_t expert_bytes = 0;         // to the next one's
-  int64_t piece_bytes = 0;          // of an expert, behind which the scales of its channels lie
   const uint8_t* x = nullptr;       // [slots, k]
   const float* x_scales = nullptr;
   int64_t x_scale_stride = 0;
@@ -61,7 +59,7 @@ struct W4AxExpertsStage {
   static constexpr int kPieces = 4 * Form::kPieceBytes;
   static constexpr int kX = (kPieces + 127) / 128 * 128;
   static constexpr int kScales = kX + Tile::kTokens * 128;
-  static constexpr int kScaleCount = Form::kClass ? 0 : Form::kSubs * Tile::kTokens;
+  static constexpr int kScaleCount = Form::kSubs * Tile::kTokens;
   static constexpr int kBytes = (kScales + 4 * kScaleCount + 127) / 128 * 128;
 };
 
@@ -78,10 +76,8 @@ class W4AxExpertsCopies {
     piece_ = args.packed + tile.expert * args.expert_bytes +
              int64_t{piece} * args.piece_blocks * Form::kPieceBytes + lane * 16;
     x_ = args.x + int64_t{tile.first + thread / 8} * args.k + thread % 8 * 16;
-    if constexpr (!Form::kClass) {
-      scales_ = args.x_scales + tile.first + thread % Tile::kTokens +
-                thread / Tile::kTokens * scale_stride_;
-    }
+    scales_ = args.x_scales + tile.first + thread % Tile::kTokens +
+              thread / Tile::kTokens * scale_stride_;
   }
 
   /// Those of the next one, `block`, to a stage.
@@ -89,9 +85,7 @@ class W4AxExpertsCopies {
     const int thread = static_cast<int>(threadIdx.x);
     copy_piece(stage + (thread >> 5) * Form::kPieceBytes, thread & 31);
     copy_x(block, stage + Stage::kX, thread);
-    if constexpr (!Form::kClass) {
-      copy_scales(stage + Stage::kScales, thread);
-    }
+    copy_scales(stage + Stage::kScales, thread);
   }
 
  private:
@@ -151,10 +145,7 @@ class W4AxExpertsSums {
   __device__ __forceinline__ void multiply(uint32_t stage, uint32_t bits) {
     stage_ = stage;
     load_words();
-    if constexpr (Form::kClass) {
-      of_two_steps<0>(bits);
-      of_two_steps<2>(bits >> 2);
-    } else if constexpr (!sm80::kHasInt4) {  // no precision changes what is done
+    if constexpr (!sm80::kHasInt4) {  // no precision changes what is done
       if constexpr (Form::kSubs == 1) {
         add_blocks<0, 4, false>();
       } else {
@@ -176,11 +167,9 @@ class W4AxExpertsSums {
   __device__ __forceinline__ void store(const W4AxExpertsArgs& args, const ExpertTile& tile) const;
 
  private:
-  using Sum = std::conditional_t<Form::kClass, int32_t, float>;
   using Stage = W4AxExpertsStage<Form, W4AxExpertsTile<kTokens, 1, 1>>;
   static constexpr int kOctets = kTokens / 8;
   static constexpr int kSteps = 4 / Form::kSubs;  // of 32 of K, of a block
-  using Sums = Sum[2][kOctets][4];                // [16 channels][8 rows][register]
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x & 31); }
   __device__ __forceinline__ uint32_t piece() const {
@@ -250,8 +239,6 @@ class W4AxExpertsSums {
     }
   }
 
-  // --- block form ---
-
   // On GPUs with INT4, the block that begins at a step.
   template <int kFirst>
   __device__ __forceinline__ void of_block(uint32_t bits) {
@@ -300,7 +287,7 @@ class W4AxExpertsSums {
           sum *= 16;
         }
       }
-      auto& to = v_[0][h][octet];
+      auto& to = v_[h][octet];
       to[0] = w4ax_add(d[0], w[h].x, x0, to[0]);
       to[1] = w4ax_add(d[1], w[h].x, x1, to[1]);
       to[2] = w4ax_add(d[2], w[h].y, x0, to[2]);
@@ -308,39 +295,9 @@ class W4AxExpertsSums {
     }
   }
 
-  // --- class form: sums of 8 bits, then of 4, which those of INT4 are a sixteenth of ---
-
-  template <int kFirst>
-  __device__ __forceinline__ void of_two_steps(uint32_t bits) {
-    const uint32_t both = bits & 3U;
-    if (both == 3U) {
-      add_steps<kFirst, 2, false>();
-    } else if (both == 0U) {
-      add_steps<kFirst, 2, true>();
-    } else if (both == 1U) {
-      add_steps<kFirst, 1, false>();
-      add_steps<kFirst + 1, 1, true>();
-    } else {
-      add_steps<kFirst, 1, true>();
-      add_steps<kFirst + 1, 1, false>();
-    }
-  }
-  template <int kFirst, int kCount, bool kFour>
-  __device__ __forceinline__ void add_steps() {
-#pragma unroll
-    for (int octet = 0; octet < kOctets; ++octet) {
-      uint32_t b[kCount][2];
-      load_x<kFirst, kCount>(octet, b);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        products<kFirst, kCount, kFour && sm80::kHasInt4>(h, b, v_[kFour ? 1 : 0][h][octet]);
-      }
-    }
-  }
-
   uint32_t stage_ = 0;
   uint32_t words_[2][8];
-  Sums v_[Form::kClass ? 2 : 1] = {};
+  float v_[2][kOctets][4] = {};  // [16 channels][8 rows][register]
 };
 
 /// Two neighbouring channels of a row: y as it becomes, of which `both` are there.
@@ -387,14 +344,9 @@ __device__ __forceinline__ void W4AxExpertsSums<Form, kTokens>::store(
       continue;
     }
     const bool both = row + 1 < args.n;
-    float2 add{}, scale{};
+    float2 add{};
     if (bias != nullptr) {
       add = {bias[row], both ? bias[row + 1] : 0.0F};
-    }
-    if constexpr (Form::kClass) {  // they are filled up
-      const auto* scales = reinterpret_cast<const float*>(
-          args.packed + tile.expert * args.expert_bytes + args.piece_bytes);
-      scale = {scales[row] * 0.0625F, scales[row + 1] * 0.0625F};
     }
 #pragma unroll
     for (int at = 0; at < 2 * kOctets; ++at) {
@@ -404,17 +356,7 @@ __device__ __forceinline__ void W4AxExpertsSums<Form, kTokens>::store(
         continue;
       }
       const int64_t token = int64_t{tile.first} + within;
-      float2 y;
-      if constexpr (Form::kClass) {
-        const float* scales = args.x_scales + token;
-        const float2 x{scales[args.x_scale_stride], scales[0]};
-        constexpr int kFours = sm80::kHasInt4 ? 16 : 1;
-        y.x = w4ax_classes(v_[0][h][octet][i], v_[1][h][octet][i] * kFours, x);
-        y.y = w4ax_classes(v_[0][h][octet][2 + i], v_[1][h][octet][2 + i] * kFours, x);
-        y = {__fmul_rn(y.x, scale.x), __fmul_rn(y.y, scale.y)};
-      } else {
-        y = {v_[0][h][octet][i], v_[0][h][octet][2 + i]};
-      }
+      float2 y = {v_[h][octet][i], v_[h][octet][2 + i]};
       if (bias != nullptr) {
         y = {__fadd_rn(y.x, add.x), __fadd_rn(y.y, add.y)};
       }
@@ -424,9 +366,8 @@ __device__ __forceinline__ void W4AxExpertsSums<Form, kTokens>::store(
 }
 
 /// Of a K block, where products depend on them.
-template <typename Form>
 __device__ __forceinline__ uint32_t w4ax_bits(const uint8_t* masks, int block) {
-  return Form::kClass || sm80::kHasInt4 ? __ldg(masks + block) : 0U;
+  return sm80::kHasInt4 ? __ldg(masks + block) : 0U;
 }
 
 template <typename Form, typename Tile>
@@ -445,7 +386,7 @@ __device__ __forceinline__ void multiply_expert_tile(const W4AxExpertsArgs& args
   }
   const uint8_t* masks =
       args.blocks.each != nullptr ? args.blocks.each[tile.expert].masks : args.blocks.all.masks;
-  uint32_t bits = w4ax_bits<Form>(masks, 0);
+  uint32_t bits = w4ax_bits(masks, 0);
   W4AxExpertsSums<Form, Tile::kTokens> sums;
   uint32_t stage = shared, next = shared + (kStages - 1) * kBytes;
   const uint32_t end = shared + kStages * kBytes;
@@ -457,7 +398,7 @@ __device__ __forceinline__ void multiply_expert_tile(const W4AxExpertsArgs& args
       copies.start(block + kStages - 1, next);
     }
     ptx::copy_commit();
-    const uint32_t ahead = w4ax_bits<Form>(masks, min(block + 1, blocks - 1));
+    const uint32_t ahead = w4ax_bits(masks, min(block + 1, blocks - 1));
     sums.multiply(stage, bits);
     bits = ahead;
     next = stage;

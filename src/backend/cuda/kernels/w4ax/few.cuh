@@ -9,8 +9,7 @@
 // y = x · wᵀ for up to 16 tokens, by mma.sync: the warps of a block share the K blocks of a step,
 // and each leaves its exact sums in shared memory, where every thread then adds those of its own
 // results in the order of K. So many warps read one tile of few rows, of which there are enough for
-// all multiprocessors, though a tile's sums have one order. In the class form sums are integers to
-// the end, and are added there.
+// all multiprocessors, though a tile's sums have one order.
 namespace nibble::cuda {
 
 template <int kTokens_, int kRows_, int kDepth_, int kStages_, int kResident_>
@@ -18,7 +17,6 @@ struct FewTile {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kDepth = kDepth_, kStages = kStages_;
   static constexpr int kResident = kResident_;
   static constexpr int kCluster = 1;
-  static constexpr bool kByClass = false;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps + 32;
   static constexpr int kSixteens = kRows / 16, kOctets = kTokens / 8;
@@ -32,7 +30,7 @@ template <typename Form, typename Tile>
 struct FewShared : W4AxShared<Form, Tile> {
   using Base = W4AxShared<Form, Tile>;
   static constexpr int kSumBytes = Tile::kRows * Tile::kTokens * 4;  // of one block of K
-  static constexpr int kRoomBytes = Tile::kDepth * (Form::kClass ? 1 : Form::kSubs) * kSumBytes;
+  static constexpr int kRoomBytes = Tile::kDepth * Form::kSubs * kSumBytes;
   static constexpr int kSums = (Base::kEnd + 127) / 128 * 128;
   static constexpr int kBytes = kSums + 2 * kRoomBytes + 1024;
   static_assert((kBytes + 1024) * Tile::kResident <= 233472);
@@ -64,54 +62,56 @@ class FewSums {
   __device__ __forceinline__ FewSums(uint32_t base, int thread)
       : base_(base), thread_(thread), lane_(thread & 31), warp_(thread >> 5), place_(thread) {}
 
+  // A step's products are under way while the sums of the one before are added.
   __device__ __forceinline__ void accumulate(RingPlace<Tile::kStages>& place,
-                                             const W4AxArgs& args,
-                                             const GemmPart& part,
+                                             int steps,
                                              int& room) {
-    if constexpr (Form::kClass) {
-      accumulate_classes(place, args, part);
-    } else {
-      accumulate_blocks(place, part.end - part.begin, room);
+    const auto room_of = [&](int r) { return base_ + Shared::kSums + r * Shared::kRoomBytes; };
+    StepSums d;
+    uint32_t stage = wait(place);
+    multiply_blocks(stage, d);
+    leave_blocks(room_of(room), d);
+    ptx::group_sync(1, 32 * Tile::kWarps);
+    for (int step = 0; step < steps; ++step) {
+      const uint32_t before = stage;
+      const int number = place.stage;
+      place.advance();
+      const bool more = step + 1 < steps;
+      if (more) {
+        stage = wait(place);
+        multiply_blocks(stage, d);
+      }
+      add(before, room_of(room) + thread_ * (4 * kOwn));
+      release(number);
+      room ^= 1;
+      if (more) {
+        leave_blocks(room_of(room), d);
+        ptx::group_sync(1, 32 * Tile::kWarps);
+      }
     }
   }
 
-  // Words of a thread that pass from block to block.
+  // The word of a thread that passes from block to block.
   template <typename Link>
   __device__ __forceinline__ void hand_on(const Link& link) const {
-    if constexpr (Form::kClass) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        link.put(i, {static_cast<uint32_t>(eight_[i]), static_cast<uint32_t>(four_[i]), 0, 0});
-      }
-    } else {
-      uint4 word{};
-      word.x = __float_as_uint(total[0]);
-      if constexpr (kOwn > 1) {
-        word.y = __float_as_uint(total[1]);
-      }
-      if constexpr (kOwn > 2) {
-        word.z = __float_as_uint(total[2]);
-        word.w = __float_as_uint(total[3]);
-      }
-      link.put(0, word);
+    uint4 word{};
+    word.x = __float_as_uint(total[0]);
+    if constexpr (kOwn > 1) {
+      word.y = __float_as_uint(total[1]);
     }
+    if constexpr (kOwn > 2) {
+      word.z = __float_as_uint(total[2]);
+      word.w = __float_as_uint(total[3]);
+    }
+    link.put(0, word);
   }
   template <typename Link>
   __device__ __forceinline__ void take_over(const Link& link) {
-    if constexpr (Form::kClass) {
+    const uint4 word = link.get(0);
+    const uint32_t words[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const uint4 word = link.get(i);
-        eight_[i] = static_cast<int32_t>(word.x);
-        four_[i] = static_cast<int32_t>(word.y);
-      }
-    } else {
-      const uint4 word = link.get(0);
-      const uint32_t words[4] = {word.x, word.y, word.z, word.w};
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        total[i] = __uint_as_float(words[i]);
-      }
+    for (int i = 0; i < kOwn; ++i) {
+      total[i] = __uint_as_float(words[i]);
     }
   }
 
@@ -126,12 +126,6 @@ class FewSums {
         continue;
       }
       float value = total[i];
-      if constexpr (Form::kClass) {
-        const float* scale = to.x_scales + token;
-        value =
-            w4ax_classes(eight_[i], four_[i], {__ldcg(scale + args.x_scale_stride), __ldcg(scale)});
-        value = __fmul_rn(value, __ldg(to.weight_scales + row) * 0.0625F);
-      }
       if (to.bias != nullptr) {
         value = __fadd_rn(value, __ldg(to.bias + row));
       }
@@ -229,96 +223,6 @@ class FewSums {
     }
   }
 
-  // A step's products are under way while the sums of the one before are added.
-  __device__ __forceinline__ void accumulate_blocks(RingPlace<Tile::kStages>& place,
-                                                    int steps,
-                                                    int& room) {
-    const auto room_of = [&](int r) { return base_ + Shared::kSums + r * Shared::kRoomBytes; };
-    StepSums d;
-    uint32_t stage = wait(place);
-    multiply_blocks(stage, d);
-    leave_blocks(room_of(room), d);
-    ptx::group_sync(1, 32 * Tile::kWarps);
-    for (int step = 0; step < steps; ++step) {
-      const uint32_t before = stage;
-      const int number = place.stage;
-      place.advance();
-      const bool more = step + 1 < steps;
-      if (more) {
-        stage = wait(place);
-        multiply_blocks(stage, d);
-      }
-      add(before, room_of(room) + thread_ * (4 * kOwn));
-      release(number);
-      room ^= 1;
-      if (more) {
-        leave_blocks(room_of(room), d);
-        ptx::group_sync(1, 32 * Tile::kWarps);
-      }
-    }
-  }
-
-  // Class form: every warp keeps its sums of both classes, which are added at the end.
-  __device__ __forceinline__ void accumulate_classes(RingPlace<Tile::kStages>& place,
-                                                     const W4AxArgs& args,
-                                                     const GemmPart& part) {
-    int32_t eight[kParts][kOctets][4] = {}, four[kParts][kOctets][4] = {};
-    for (int step = part.begin; step < part.end; ++step) {
-      const uint32_t bits = precision_bits(args, step * Tile::kDepth + k_block());
-      const uint32_t stage = wait(place);
-      Fragments b;
-      load_x(stage, b);
-      uint32_t a[kParts][4][4];
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        load_weights(stage, first_sixteen() + p, a[p]);
-      }
-      const auto multiply = [&](int k, int32_t(&to)[kParts][kOctets][4]) {
-#pragma unroll
-        for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-          for (int octet = 0; octet < kOctets; ++octet) {
-            ptx::warp_mma_s8(to[p][octet], a[p][k], b[octet][k]);
-          }
-        }
-      };
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if ((bits >> k & 1) != 0) {
-          multiply(k, eight);
-        } else {
-          multiply(k, four);
-        }
-      }
-      release(place.stage);
-      place.advance();
-    }
-    const uint32_t rooms = base_ + Shared::kSums;
-    ptx::group_sync(1, 32 * Tile::kWarps);  // all have read those of the part before
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-      for (int octet = 0; octet < kOctets; ++octet) {
-        leave(rooms, k_block(), first_sixteen() + p, octet, eight[p][octet]);
-        leave(rooms + Shared::kRoomBytes, k_block(), first_sixteen() + p, octet, four[p][octet]);
-      }
-    }
-    ptx::group_sync(1, 32 * Tile::kWarps);
-    add_all(rooms + thread_ * (4 * kOwn), eight_);
-    add_all(rooms + Shared::kRoomBytes + thread_ * (4 * kOwn), four_);
-  }
-  __device__ __forceinline__ void add_all(uint32_t own, int32_t (&to)[kOwn]) const {
-#pragma unroll
-    for (int u = 0; u < Tile::kDepth; ++u) {
-      uint32_t sum[kOwn];
-      load_own(sum, own + u * Shared::kSumBytes);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        to[i] += static_cast<int32_t>(sum[i]);
-      }
-    }
-  }
-
   static __device__ __forceinline__ void load_own(uint32_t (&own)[kOwn], uint32_t at) {
     if constexpr (kOwn == 1) {
       own[0] = ptx::load_shared4(at);
@@ -366,13 +270,12 @@ class FewSums {
   uint32_t base_;
   int thread_, lane_, warp_;
   FewPlace<Tile> place_;
-  int32_t eight_[kOwn] = {}, four_[kOwn] = {};  // of the class form
 };
 
 template <typename Form, typename Tile>
 __device__ __forceinline__ void multiply_few(const W4AxArgs& args, uint32_t base) {
   constexpr int kThreads = 32 * Tile::kWarps;
-  using Link = ChainLink<kThreads, 1, 1, Form::kClass ? Tile::kOwn : 1>;
+  using Link = ChainLink<kThreads, 1, 1, 1>;
   const int thread = static_cast<int>(threadIdx.x);
   ChainParts parts(args.schedule, static_cast<int>(blockIdx.x));
   GemmPart part;
@@ -391,7 +294,7 @@ __device__ __forceinline__ void multiply_few(const W4AxArgs& args, uint32_t base
       ptx::group_sync(1, kThreads);
       sums.take_over(link);
     }
-    sums.accumulate(place, args, part, room);
+    sums.accumulate(place, part.end - part.begin, room);
     if (part.end < args.schedule.steps) {
       sums.hand_on(link);
       ptx::group_sync(1, kThreads);

@@ -11,7 +11,7 @@
 // Weights to pieces (w4ax/piece.cuh) and back.
 namespace nibble::cuda {
 
-/// Matrix and pieces of a kernel that goes through them; group scales where a form has them.
+/// Matrix and pieces of a kernel that goes through them; and its group scales.
 struct W4AxPacking {
   uint32_t* codes = nullptr;  // [n, k / 8]
   float* scales = nullptr;    // [n, k / block]
@@ -44,15 +44,13 @@ __global__ void w4ax_pack(const W4AxPacking to) {
     }
     reinterpret_cast<uint32_t*>(bytes)[i] = word;
   }
-  if constexpr (!Form::kClass) {
-    constexpr int kBlock = 128 / Form::kSubs;
-    auto* scales = reinterpret_cast<__nv_bfloat16*>(bytes + Form::kCodeBytes);
-    for (int i = static_cast<int>(threadIdx.x); i < 32 * Form::kSubs;
-         i += static_cast<int>(blockDim.x)) {
-      const int64_t row = row0 + i % 32, group = block * Form::kSubs + i / 32;
-      const bool inside = row < to.n && group < to.k / kBlock;
-      scales[i] = __float2bfloat16(inside ? to.scales[row * (to.k / kBlock) + group] : 0.0F);
-    }
+  constexpr int kBlock = 128 / Form::kSubs;
+  auto* scales = reinterpret_cast<__nv_bfloat16*>(bytes + Form::kCodeBytes);
+  for (int i = static_cast<int>(threadIdx.x); i < 32 * Form::kSubs;
+       i += static_cast<int>(blockDim.x)) {
+    const int64_t row = row0 + i % 32, group = block * Form::kSubs + i / 32;
+    const bool inside = row < to.n && group < to.k / kBlock;
+    scales[i] = __float2bfloat16(inside ? to.scales[row * (to.k / kBlock) + group] : 0.0F);
   }
 }
 
@@ -79,13 +77,11 @@ __global__ void w4ax_unpack(const W4AxPacking from) {
     }
   }
   from.codes[i] = word;
-  if constexpr (!Form::kClass) {
-    constexpr int kBlock = 128 / Form::kSubs;
-    if (column % kBlock == 0) {
-      const auto* scales = reinterpret_cast<const __nv_bfloat16*>(bytes + Form::kCodeBytes);
-      from.scales[row * (from.k / kBlock) + column / kBlock] =
-          __bfloat162float(scales[column % 128 / kBlock * 32 + within_row]);
-    }
+  constexpr int kBlock = 128 / Form::kSubs;
+  if (column % kBlock == 0) {
+    const auto* scales = reinterpret_cast<const __nv_bfloat16*>(bytes + Form::kCodeBytes);
+    from.scales[row * (from.k / kBlock) + column / kBlock] =
+        __bfloat162float(scales[column % 128 / kBlock * 32 + within_row]);
   }
 }
 

@@ -8,11 +8,10 @@
 namespace nibble::cuda {
 
 /// Where the weights of products with 4- and 8-bit blocks lie, one layout for all GPUs
-/// (w4ax/piece.cuh): pieces, then, where channels have a scale each, these.
+/// (w4ax/piece.cuh).
 struct W4AxPieces {
   int piece_bytes = 0;
-  /// codes [n, k] canonical, and group scales [n, groups] where pieces have them, to pieces or
-  /// back.
+  /// codes [n, k] canonical, and group scales [n, groups], to pieces or back.
   cudaError_t (*pack)(const void* codes,
                       const float* scales,
                       int64_t n,
@@ -33,7 +32,7 @@ struct W4AxCount {
 class W4AxPacked : public GemmKernel {
  public:
   explicit W4AxPacked(const GemmProblem& problem);
-  [[nodiscard]] size_t packed_bytes() const override;
+  [[nodiscard]] size_t packed_bytes() const override { return piece_bytes(); }
   cudaError_t pack(const void* codes,
                    const float* scales,
                    void* packed,
@@ -49,15 +48,13 @@ class W4AxPacked : public GemmKernel {
   [[nodiscard]] const W4AxCount& count() const { return count_; }
   [[nodiscard]] const W4AxPieces& pieces() const { return pieces_; }
   [[nodiscard]] size_t piece_bytes() const;
-  /// Whether rows have two sums, scaled when they are complete, instead of one for each block.
-  [[nodiscard]] bool by_class() const { return block_ == 0; }
   /// Whether the rows of a product are what these weights take.
   [[nodiscard]] bool takes(const GemmLaunch& args) const;
 
  private:
   const W4AxPieces& pieces_;
   int64_t n_, k_;
-  int block_;  // of the weights' scales; 0: one for a channel
+  int block_;  // of the weights' scales
   W4AxCount count_;
 };
 

@@ -7,17 +7,16 @@
 // Weights of the products with 4- and 8-bit activations (w4ax/wide.cuh, few.cuh): pieces of 32
 // rows x 128 of K, all pieces of the same rows behind each other. A piece holds for each 16 of its
 // rows and half of its K a word of 16 bytes for each lane of a warp, so that the fragments of both
-// kinds of matrix instruction are loaded as they lie; then, in the block form, the BF16 scales of
-// its rows, for each block of K.
+// kinds of matrix instruction are loaded as they lie; then the BF16 scales of its rows, for each
+// block of K.
 namespace nibble::cuda {
 
-/// kSubs: blocks of activations in 128 of K; in the class form, which takes all sizes, 4.
-template <int kSubs_, bool kClass_>
+/// kSubs: blocks of activations in 128 of K.
+template <int kSubs_>
 struct W4AxForm {
   static constexpr int kSubs = kSubs_;
-  static constexpr bool kClass = kClass_;  // two integer sums, scaled when they are complete
   static constexpr int kCodeBytes = 2048;
-  static constexpr int kPieceBytes = kCodeBytes + (kClass ? 0 : kSubs * 64);
+  static constexpr int kPieceBytes = kCodeBytes + kSubs * 64;
 };
 
 /// K blocks of 128 are filled up to a multiple of it.
@@ -60,12 +59,6 @@ __device__ __forceinline__ float w4ax_add(int32_t sum,
                                           float x_scale,
                                           float to) {
   return __fmaf_rn(static_cast<float>(sum), __fmul_rn(x_scale, weight_scale), to);
-}
-
-/// Both sums of the class form; they are 16 times the codes'.
-__device__ __forceinline__ float w4ax_classes(int32_t eight, int32_t four, float2 x_scales) {
-  const float of_eight = __fmul_rn(static_cast<float>(eight), x_scales.x);
-  return __fmaf_rn(static_cast<float>(four), x_scales.y, of_eight);
 }
 
 }  // namespace nibble::cuda

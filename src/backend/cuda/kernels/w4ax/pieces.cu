@@ -3,19 +3,16 @@
 namespace nibble::cuda {
 
 const W4AxPieces& w4ax_pieces_of(const WeightFormat& weight) {
-  static constexpr W4AxPieces kBlock128 = w4ax_pieces<W4AxForm<1, false>>();
-  static constexpr W4AxPieces kBlock64 = w4ax_pieces<W4AxForm<2, false>>();
-  static constexpr W4AxPieces kBlock32 = w4ax_pieces<W4AxForm<4, false>>();
-  static constexpr W4AxPieces kClass = w4ax_pieces<W4AxForm<4, true>>();
-  switch (weight.grouped() ? weight.group_size : 0) {
+  static constexpr W4AxPieces kBlock128 = w4ax_pieces<W4AxForm<1>>();
+  static constexpr W4AxPieces kBlock64 = w4ax_pieces<W4AxForm<2>>();
+  static constexpr W4AxPieces kBlock32 = w4ax_pieces<W4AxForm<4>>();
+  switch (weight.group_size) {
     case 128:
       return kBlock128;
     case 64:
       return kBlock64;
-    case 32:
-      return kBlock32;
     default:
-      return kClass;
+      return kBlock32;
   }
 }
 

@@ -20,14 +20,12 @@ namespace nibble::cuda {
 /// tokens in the blocks of K.
 template <typename Form, typename Tile>
 struct W4AxShared {
-  // Whether K blocks have an order of their own, by class, and so are copied one by one.
-  static constexpr bool kOrdered = Form::kClass && Tile::kByClass;
   static constexpr int kPieces = Tile::kRows / 32;
   static constexpr int kPiecesBytes = kPieces * Tile::kDepth * Form::kPieceBytes;
   static constexpr int kX = (kPiecesBytes + 1023) / 1024 * 1024;
   static constexpr int kXBytes = Tile::kTokens * 128;  // of one K block
   static constexpr int kScales = kX + Tile::kDepth * kXBytes;
-  static constexpr int kScaleRows = Form::kClass ? 0 : Tile::kDepth * Form::kSubs;
+  static constexpr int kScaleRows = Tile::kDepth * Form::kSubs;
   static constexpr int kScaleBytes = Tile::kTokens * 4;  // of one block
   static constexpr int kStageBytes = (kScales + kScaleRows * kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kCopiedBytes =
@@ -36,13 +34,10 @@ struct W4AxShared {
   static constexpr int kEnd = kBarriers + 16 * Tile::kStages + 16;
 };
 
-/// Where a piece lies in a stage: those of the same rows side by side, or, where K blocks have an
-/// order of their own, those of the same K block.
+/// Where a piece lies in a stage: those of the same rows side by side.
 template <typename Form, typename Tile>
 __device__ __forceinline__ uint32_t piece_place(uint32_t stage, int row, int block) {
-  return stage + (W4AxShared<Form, Tile>::kOrdered ? block * W4AxShared<Form, Tile>::kPieces + row
-                                                   : row * Tile::kDepth + block) *
-                     Form::kPieceBytes;
+  return stage + (row * Tile::kDepth + block) * Form::kPieceBytes;
 }
 
 /// Of a cluster's tile, this block's rows.
@@ -53,16 +48,6 @@ __device__ __forceinline__ bool next_chain_part(ChainParts& parts, GemmPart& par
     part.row_tile = part.row_tile * Tile::kCluster + static_cast<int>(blockIdx.x) % Tile::kCluster;
   }
   return more;
-}
-
-/// The K block at a place of the class form's order.
-__device__ __forceinline__ int ordered_block(const W4AxArgs& args, int place) {
-  return args.here ? args.order_here[place] : __ldg(args.order + place);
-}
-/// A bit for each 32 channels of a K block, 1 for 8 bits.
-__device__ __forceinline__ uint32_t precision_bits(const W4AxArgs& args, int block) {
-  return args.here ? args.eight_here[block >> 3] >> (4 * (block & 7)) & 15U
-                   : __ldg(args.masks + block);
 }
 
 // --- the copying warp, whose first lanes start copies: each takes a thread about 100 clocks, so
@@ -84,20 +69,13 @@ __device__ __forceinline__ void copy_pieces(const W4AxMaps& maps,
   const auto hint =
       args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
   const int piece = part.row_tile * Shared::kPieces;
-  if constexpr (Shared::kOrdered) {
-    if (lane < Tile::kDepth) {
-      const int block = ordered_block(args, step * Tile::kDepth + lane);
-      ptx::tensor_copy(stage + lane * (Shared::kPieces * Form::kPieceBytes), maps.weights, 0,
-                       2 * block, piece, barrier, hint);
-    }
-  } else if (lane == 0) {
+  if (lane == 0) {
     ptx::tensor_copy(stage, maps.weights, 0, 2 * step * Tile::kDepth, piece, barrier, hint);
   }
 }
 
 template <typename Form, typename Tile>
 __device__ __forceinline__ void copy_tokens(const W4AxMaps& maps,
-                                            const W4AxArgs& args,
                                             const GemmPart& part,
                                             int step,
                                             uint32_t stage,
@@ -116,19 +94,16 @@ __device__ __forceinline__ void copy_tokens(const W4AxMaps& maps,
     }
   };
   const int first = step * Tile::kDepth;
-  if constexpr (Shared::kOrdered || Tile::kCluster > 1) {
+  if constexpr (Tile::kCluster > 1) {
     if (lane < Tile::kDepth) {
-      const int block = Shared::kOrdered ? ordered_block(args, first + lane) : first + lane;
-      copy_x(block, stage + Shared::kX + lane * Shared::kXBytes);
+      copy_x(first + lane, stage + Shared::kX + lane * Shared::kXBytes);
     }
   } else if (lane == 0) {
     copy_x(first, stage + Shared::kX);
   }
-  if constexpr (!Form::kClass) {
-    if (lane == 0) {
-      ptx::tensor_copy(stage + Shared::kScales, maps.scales, token, step * Shared::kScaleRows,
-                       barrier);
-    }
+  if (lane == 0) {
+    ptx::tensor_copy(stage + Shared::kScales, maps.scales, token, step * Shared::kScaleRows,
+                     barrier);
   }
 }
 
@@ -166,7 +141,7 @@ __device__ __forceinline__ void fill_stages(const W4AxMaps& maps,
         ptx::barrier_wait_to_refill(empty + 8 * place.stage, place.parity ^ 1);
         copy_pieces<Form, Tile>(maps, args, part, step, stage, barrier, lane);
       }
-      copy_tokens<Form, Tile>(maps, args, part, step, stage, barrier, lane);
+      copy_tokens<Form, Tile>(maps, part, step, stage, barrier, lane);
       place.advance();
     }
   }

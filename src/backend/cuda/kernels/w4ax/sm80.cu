@@ -32,7 +32,7 @@ class W4AxSm80 final : public W4AxPacked {
   }
 
  private:
-  static constexpr int kMostTokens = Form::kClass ? 32 : 64;  // two sums take twice the registers
+  static constexpr int kMostTokens = 64;
   template <int kTokens>
   static constexpr int kShared = 2 * sm80::W4AxStage<Form, kTokens>::kBytes;
 
@@ -50,17 +50,14 @@ class W4AxSm80 final : public W4AxPacked {
     if (args.m < 1 || token_tiles > 65535) {
       return args.m == 0 ? cudaSuccess : cudaErrorInvalidValue;
     }
-    const auto* pieces = static_cast<const uint8_t*>(args.packed);
-    const sm80::W4AxProduct product{
-        .args = args,
-        .blocks = *args.blocks,
-        .pieces = pieces,
-        .weight_scales = reinterpret_cast<const float*>(pieces + piece_bytes()),
-        .n = n(),
-        .k = k(),
-        .row_pieces = count().row_pieces,
-        .k_blocks = count().k_blocks,
-        .x_scale_stride = int_scale_stride(args.m)};
+    const sm80::W4AxProduct product{.args = args,
+                                    .blocks = *args.blocks,
+                                    .pieces = static_cast<const uint8_t*>(args.packed),
+                                    .n = n(),
+                                    .k = k(),
+                                    .row_pieces = count().row_pieces,
+                                    .k_blocks = count().k_blocks,
+                                    .x_scale_stride = int_scale_stride(args.m)};
     const Grid grid{.blocks = dim3(static_cast<unsigned>((n() + 127) / 128),
                                    static_cast<unsigned>(token_tiles)),
                     .threads = sm80::kW4AxThreads,
@@ -74,15 +71,13 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
 }
 
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& /*device*/) {
-  switch (problem.weight.grouped() ? problem.weight.group_size : 0) {
+  switch (problem.weight.group_size) {
     case 128:
-      return W4AxSm80<W4AxForm<1, false>>::make(problem);
+      return W4AxSm80<W4AxForm<1>>::make(problem);
     case 64:
-      return W4AxSm80<W4AxForm<2, false>>::make(problem);
-    case 32:
-      return W4AxSm80<W4AxForm<4, false>>::make(problem);
+      return W4AxSm80<W4AxForm<2>>::make(problem);
     default:
-      return W4AxSm80<W4AxForm<4, true>>::make(problem);
+      return W4AxSm80<W4AxForm<4>>::make(problem);
   }
 }
 

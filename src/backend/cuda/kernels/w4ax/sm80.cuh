@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include <cuda_bf16.h>
 
@@ -35,7 +34,6 @@ struct W4AxProduct {
   GemmLaunch args;
   IntBlocks blocks;
   const uint8_t* pieces = nullptr;
-  const float* weight_scales = nullptr;  // of the class form
   int64_t n = 0, k = 0;
   int row_pieces = 0, k_blocks = 0;
   int64_t x_scale_stride = 0;
@@ -46,7 +44,7 @@ struct W4AxStage {
   static constexpr int kPieces = kW4AxPieces * Form::kPieceBytes;
   static constexpr int kX = (kPieces + 127) / 128 * 128;
   static constexpr int kScales = kX + kTokens * 128;
-  static constexpr int kScaleBytes = Form::kClass ? 0 : kTokens * 4;  // of a block
+  static constexpr int kScaleBytes = kTokens * 4;  // of a block
   static constexpr int kBytes = (kScales + Form::kSubs * kScaleBytes + 127) / 128 * 128;
 };
 
@@ -69,22 +67,18 @@ __device__ __forceinline__ void w4ax_copy(const W4AxProduct& p, int block, uint3
     ptx::copy_async16(stage + Stage::kX + row * 128 + ((chunk ^ (row & 7)) << 4),
                       x + (inside ? token * p.k + column : 0), inside ? 16 : 0);
   }
-  if constexpr (!Form::kClass) {
-    for (int i = thread; i < Form::kSubs * kTokens / 4; i += kW4AxThreads) {
-      const int sub = i / (kTokens / 4), four = i % (kTokens / 4) * 4;
-      ptx::copy_async16(
-          stage + Stage::kScales + sub * Stage::kScaleBytes + four * 4,
-          p.args.x_scales + (int64_t{block} * Form::kSubs + sub) * p.x_scale_stride + first + four);
-    }
+  for (int i = thread; i < Form::kSubs * kTokens / 4; i += kW4AxThreads) {
+    const int sub = i / (kTokens / 4), four = i % (kTokens / 4) * 4;
+    ptx::copy_async16(
+        stage + Stage::kScales + sub * Stage::kScaleBytes + four * 4,
+        p.args.x_scales + (int64_t{block} * Form::kSubs + sub) * p.x_scale_stride + first + four);
   }
 }
 
-/// Sums of a warp's 32 channels, [16 of them][8 tokens][register]: numbers that have their scales,
-/// or integers of both classes.
-template <typename Form, int kTokens>
+/// Sums of a warp's 32 channels, [16 of them][8 tokens][register], which have their scales.
+template <int kTokens>
 struct W4AxTotals {
-  using Sum = std::conditional_t<Form::kClass, int32_t, float>;
-  Sum v[Form::kClass ? 2 : 1][2][kTokens / 8][4];
+  float v[2][kTokens / 8][4];
 };
 
 /// Eight INT4 of two words of INT8, the second one's in the high nibbles.
@@ -167,25 +161,20 @@ struct W4AxBlock {
   static __device__ __forceinline__ void add(uint32_t stage,
                                              const uint32_t (&words)[2][8],
                                              int bits,
-                                             W4AxTotals<Form, kTokens>& totals) {
+                                             W4AxTotals<kTokens>& totals) {
     const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
     float2 w[2];
-    if constexpr (!Form::kClass) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        w[h] = w4ax_scales(ptx::load_shared4(stage + warp * Form::kPieceBytes + Form::kCodeBytes +
-                                             kSub * 64 + h * 32 + (lane >> 2) * 4));
-      }
+    for (int h = 0; h < 2; ++h) {
+      w[h] = w4ax_scales(ptx::load_shared4(stage + warp * Form::kPieceBytes + Form::kCodeBytes +
+                                           kSub * 64 + h * 32 + (lane >> 2) * 4));
     }
 #pragma unroll
     for (int octet = 0; octet < kTokens / 8; ++octet) {
       uint32_t b[kSteps][2];
       load_x(stage, octet, lane, b);
-      uint2 x{};
-      if constexpr (!Form::kClass) {
-        x = ptx::load_shared8(stage + Stage::kScales + kSub * Stage::kScaleBytes + octet * 32 +
-                              (lane & 3) * 8);
-      }
+      const uint2 x = ptx::load_shared8(stage + Stage::kScales + kSub * Stage::kScaleBytes +
+                                        octet * 32 + (lane & 3) * 8);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         int32_t d[4] = {};
@@ -194,19 +183,12 @@ struct W4AxBlock {
         } else {
           multiply_eight(words[h], b, d);
         }
-        if constexpr (Form::kClass) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            (bits == 4 ? totals.v[1] : totals.v[0])[h][octet][i] += d[i];
-          }
-        } else {
-          auto& to = totals.v[0][h][octet];
-          const float x0 = __uint_as_float(x.x), x1 = __uint_as_float(x.y);
-          to[0] = w4ax_add(d[0], w[h].x, x0, to[0]);
-          to[1] = w4ax_add(d[1], w[h].x, x1, to[1]);
-          to[2] = w4ax_add(d[2], w[h].y, x0, to[2]);
-          to[3] = w4ax_add(d[3], w[h].y, x1, to[3]);
-        }
+        auto& to = totals.v[h][octet];
+        const float x0 = __uint_as_float(x.x), x1 = __uint_as_float(x.y);
+        to[0] = w4ax_add(d[0], w[h].x, x0, to[0]);
+        to[1] = w4ax_add(d[1], w[h].x, x1, to[1]);
+        to[2] = w4ax_add(d[2], w[h].y, x0, to[2]);
+        to[3] = w4ax_add(d[3], w[h].y, x1, to[3]);
       }
     }
   }
@@ -216,7 +198,7 @@ template <typename Form, int kTokens>
 __device__ __forceinline__ void w4ax_multiply(const W4AxProduct& p,
                                               int block,
                                               uint32_t stage,
-                                              W4AxTotals<Form, kTokens>& totals) {
+                                              W4AxTotals<kTokens>& totals) {
   const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
   uint32_t words[2][8];
 #pragma unroll
@@ -246,9 +228,9 @@ __device__ __forceinline__ void w4ax_multiply(const W4AxProduct& p,
   }
 }
 
-template <typename Form, int kTokens>
+template <int kTokens>
 __device__ __forceinline__ void w4ax_store(const W4AxProduct& p,
-                                           const W4AxTotals<Form, kTokens>& totals) {
+                                           const W4AxTotals<kTokens>& totals) {
   const GemmLaunch& args = p.args;
   const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
   const int64_t row0 = int64_t{blockIdx.x} * 128 + warp * 32 + 2 * (lane >> 2);
@@ -260,14 +242,7 @@ __device__ __forceinline__ void w4ax_store(const W4AxProduct& p,
     if (row >= p.n || token >= args.m) {
       continue;
     }
-    float y = 0.0F;
-    if constexpr (Form::kClass) {
-      y = w4ax_classes(totals.v[0][h][octet][i], totals.v[1][h][octet][i],
-                       {args.x_scales[p.x_scale_stride + token], args.x_scales[token]});
-      y = __fmul_rn(y, p.weight_scales[row] * 0.0625F);
-    } else {
-      y = totals.v[0][h][octet][i];
-    }
+    float y = totals.v[h][octet][i];
     y = args.bias == nullptr ? y : __fadd_rn(y, args.bias[row]);
     const int64_t index = token * args.y_stride + row;
     if (args.result == GemmResult::kBf16) {
@@ -288,7 +263,7 @@ __global__ __launch_bounds__(kW4AxThreads) void w4ax_kernel(const W4AxProduct p)
   ptx::allow_successor();
   w4ax_copy<Form, kTokens>(p, 0, shared);
   ptx::copy_commit();
-  W4AxTotals<Form, kTokens> totals = {};
+  W4AxTotals<kTokens> totals = {};
   for (int block = 0; block < p.k_blocks; ++block) {
     if (block + 1 < p.k_blocks) {
       w4ax_copy<Form, kTokens>(p, block + 1, shared + (block + 1) % 2 * kBytes);
@@ -299,7 +274,7 @@ __global__ __launch_bounds__(kW4AxThreads) void w4ax_kernel(const W4AxProduct p)
     w4ax_multiply<Form, kTokens>(p, block, shared + block % 2 * kBytes, totals);
     __syncthreads();  // all have left it
   }
-  w4ax_store<Form, kTokens>(p, totals);
+  w4ax_store<kTokens>(p, totals);
 }
 
 }  // namespace nibble::cuda::sm80

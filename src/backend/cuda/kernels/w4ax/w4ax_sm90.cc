@@ -28,15 +28,13 @@ struct Box {
 };
 
 const W4AxTiles& tiles_of(const WeightFormat& weight) {
-  switch (weight.grouped() ? weight.group_size : 0) {
+  switch (weight.group_size) {
     case 128:
       return kW4AxBlock128;
     case 64:
       return kW4AxBlock64;
-    case 32:
-      return kW4AxBlock32;
     default:
-      return kW4AxClass;
+      return kW4AxBlock32;
   }
 }
 
@@ -129,8 +127,7 @@ size_t W4AxSm90::workspace_bytes(int64_t /*max_m*/) const {
     const W4AxTile& of = tile(i);
     const auto sums = static_cast<size_t>(of.rows / of.cluster) * static_cast<size_t>(of.tokens);
     const size_t words = of.few ? std::max(sums, size_t{1024}) : sums;  // whole words of a thread
-    bytes = std::max(bytes, static_cast<size_t>(sms_ * of.resident) * words * sizeof(float) *
-                                (by_class() ? 4 : 1));
+    bytes = std::max(bytes, static_cast<size_t>(sms_ * of.resident) * words * sizeof(float));
   }
   return kGemmCounterBytes + bytes + kSlackBytes;
 }
@@ -152,8 +149,7 @@ bool W4AxSm90::map_all(const W4AxTile& of, const GemmLaunch& args, W4AxMaps& map
   };
   const auto m = static_cast<cuuint64_t>(args.m), row = static_cast<cuuint64_t>(k());
   const auto depth = static_cast<cuuint32_t>(of.depth);
-  const bool ordered = by_class() && !of.few;    // K blocks are copied one by one
-  const bool apart = ordered || of.cluster > 1;  // those of x
+  const bool apart = of.cluster > 1;  // K blocks of x are copied one by one
   const auto half = static_cast<cuuint64_t>(pieces().piece_bytes) / 2;
   const auto halves = static_cast<cuuint64_t>(count().k_blocks) * 2;
   const bool mapped =
@@ -167,10 +163,10 @@ bool W4AxSm90::map_all(const W4AxTile& of, const GemmLaunch& args, W4AxMaps& map
           {.rank = 3,
            .sizes = {half / 8, halves, static_cast<cuuint64_t>(count().row_pieces)},
            .strides = {half, half * halves},
-           .counts = {static_cast<cuuint32_t>(half / 8), ordered ? 2 : 2 * depth,
+           .counts = {static_cast<cuuint32_t>(half / 8), 2 * depth,
                       static_cast<cuuint32_t>(of.rows / of.cluster / 32)}});
-  if (!mapped || by_class()) {
-    return mapped;
+  if (!mapped) {
+    return false;
   }
   const auto stride = static_cast<cuuint64_t>(int_scale_stride(args.m));
   return map(maps.scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, args.x_scales,
@@ -194,31 +190,17 @@ cudaError_t W4AxSm90::run_schedule(int index,
     return cudaErrorInvalidValue;
   }
   auto* workspace = static_cast<uint8_t*>(args.workspace);
-  const auto* weights = static_cast<const uint8_t*>(args.packed);
-  W4AxArgs kernel_args{
-      .base = {.weights = weights,
-               .weight_scales = reinterpret_cast<const float*>(weights + piece_bytes()),
-               .x_scales = args.x_scales,
-               .bias = args.bias,
-               .y = args.y,
-               .counters = reinterpret_cast<uint32_t*>(workspace),
-               .parts = workspace + kGemmCounterBytes,
-               .y_stride = args.y_stride,
-               .m = static_cast<int>(args.m),
-               .n = static_cast<int>(n()),
-               .k_blocks = count().k_blocks,
-               .result = args.result},
-      .order = args.blocks->order,
-      .masks = args.blocks->masks,
-      .eight_blocks = args.blocks->eight_blocks,
-      .mixed_blocks = args.blocks->mixed_blocks,
-      .x_scale_stride = static_cast<int>(int_scale_stride(args.m)),
-      .schedule = schedule};
-  kernel_args.here = args.blocks->here && args.blocks->host_order != nullptr;
-  if (kernel_args.here) {
-    std::ranges::copy(args.blocks->eight, kernel_args.eight_here);
-    std::copy_n(args.blocks->host_order, count().k_blocks, kernel_args.order_here);
-  }
+  const W4AxArgs kernel_args{.base = {.weights = static_cast<const uint8_t*>(args.packed),
+                                      .bias = args.bias,
+                                      .y = args.y,
+                                      .counters = reinterpret_cast<uint32_t*>(workspace),
+                                      .parts = workspace + kGemmCounterBytes,
+                                      .y_stride = args.y_stride,
+                                      .m = static_cast<int>(args.m),
+                                      .n = static_cast<int>(n()),
+                                      .k_blocks = count().k_blocks,
+                                      .result = args.result},
+                             .schedule = schedule};
   const Grid grid{.blocks = dim3(static_cast<unsigned>(schedule.blocks * of.cluster)),
                   .threads = of.threads,
                   .shared_bytes = of.shared_bytes,

@@ -61,6 +61,6 @@ class W4AxSm90 final : public W4AxPacked {
 };
 
 extern const GemmEntry kGemmW4AxSm90;
-extern const W4AxTiles kW4AxBlock128, kW4AxBlock64, kW4AxBlock32, kW4AxClass;
+extern const W4AxTiles kW4AxBlock128, kW4AxBlock64, kW4AxBlock32;
 
 }  // namespace nibble::cuda

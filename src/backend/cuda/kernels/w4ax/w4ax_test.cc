@@ -2,9 +2,13 @@
 #include <bit>
 #include <map>
 #include <random>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "backend/cuda/device_blocks.h"
+#include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
+#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
 #include "backend/cuda/kernels/w4ax/w4ax_sm80.h"
 #include "backend/cuda/kernels/w4ax/w4ax_sm90.h"
 #include "backend/cuda/testing/gpu_test.h"
@@ -155,9 +159,13 @@ class Product final {
         ASSERT_EQ(got[i], inside ? added : 3.0F) << "row " << row << " column " << column;
       }
     }
-    std::vector<uint8_t> counters = workspace.host();
-    counters.resize(std::min(counters.size(), kGemmCounterBytes));
-    ASSERT_EQ(std::ranges::count(counters, 0), std::ssize(counters))
+    counters_ = workspace.host();
+    counters_.resize(std::min(counters_.size(), kGemmCounterBytes));
+  }
+
+  /// Of the last check.
+  void expect_counters_of_zero() const {
+    EXPECT_EQ(std::ranges::count(counters_, 0), std::ssize(counters_))
         << "the workspace's counters were not left zero";
   }
 
@@ -191,6 +199,7 @@ class Product final {
   QuantTensor weight_;
   GemmProblem problem_;
   std::map<int64_t, Wanted> wanted_;  // by rows
+  std::vector<uint8_t> counters_;
 };
 
 struct Case {
@@ -198,15 +207,20 @@ struct Case {
   Shape shape;
 };
 const Case kCases[] = {
-    {"w4ax", {200, 640, 128}},       {"w4ax_b64", {67, 576, 64}},
-    {"w4ax_b32", {330, 416, 32}},    {"w4ax_class", {200, 640, 128}},
-    {"w4ax_class", {67, 576, 64}},   {"w4ax_class", {330, 416, 32}},
-    {"w4ax", {1, 128, 128}},         {"w4ax_class", {1, 128, 128}},
-    {"w4ax_class", {40, 66048, 64}},  // more than the tables that travel with a launch
+    {"w4ax", {200, 640, 128}},
+    {"w4ax_b64", {67, 576, 64}},
+    {"w4ax_b32", {330, 416, 32}},
+    {"w4ax", {1, 128, 128}},
+};
+// Rows that have one scale, which the kernels of w4a8 multiply.
+const Case kClassCases[] = {
+    {"w4ax_class", {200, 640, 128}}, {"w4ax_class", {67, 576, 64}},
+    {"w4ax_class", {330, 448, 32}},  {"w4ax_class", {1, 128, 128}},
+    {"w4ax_class", {40, 66048, 64}},
 };
 
-void check_entry(const GemmEntry& entry) {
-  for (const Case& each : kCases) {
+void check_entry(const GemmEntry& entry, std::span<const Case> cases) {
+  for (const Case& each : cases) {
     SCOPED_TRACE(each.scheme);
     Product product(each.scheme, each.shape, 5);
     const auto kernel = product.make(entry);
@@ -214,6 +228,9 @@ void check_entry(const GemmEntry& entry) {
     for (const int64_t m : testing::row_counts({1, 3, 17, 65, 130}, {3, 65})) {
       product.check(*kernel, *packed, m,
                     [&](const GemmLaunch& launch) { return kernel->run(launch, {}); });
+      if (entry.name.starts_with("gemm_w4ax")) {
+        product.expect_counters_of_zero();
+      }
     }
   }
 }
@@ -223,12 +240,34 @@ TEST(W4Ax, HopperHasTheBitsOfTheReference) {
   if (!query_device(0).value().hopper()) {
     GTEST_SKIP() << "no Hopper GPU";
   }
-  check_entry(kGemmW4AxSm90);
+  check_entry(kGemmW4AxSm90, kCases);
 }
 
 TEST(W4Ax, KernelsOfOlderGpusHaveTheBitsOfTheReference) {
   NIBBLE_NEEDS_GPU();
-  check_entry(kGemmW4AxSm80);
+  check_entry(kGemmW4AxSm80, kCases);
+}
+
+TEST(W4Ax, OfOneScaleHasTheBitsOfTheReferenceByW4A8) {
+  NIBBLE_NEEDS_GPU();
+  check_entry(kGemmW4A8Sm80, kClassCases);
+  if (query_device(0).value().hopper()) {
+    check_entry(kGemmW4A8Sm90, kClassCases);
+  }
+}
+
+TEST(W4Ax, OfOneScaleIsNotOfItsOwnKernels) {
+  const QuantScheme scheme = find_scheme("w4ax_class").value();
+  const DeviceInfo hopper{.major = 9, .shared_bytes = size_t{227} << 10};
+  GemmProblem problem{.weight = scheme.weight, .act = scheme.act, .n = 64, .k = 128};
+  EXPECT_TRUE(kGemmW4A8Sm90.accepts(problem, hopper));
+  EXPECT_TRUE(kGemmW4A8Sm80.accepts(problem, hopper));
+  EXPECT_FALSE(kGemmW4AxSm90.accepts(problem, hopper));
+  EXPECT_FALSE(kGemmW4AxSm80.accepts(problem, hopper));
+  problem.weight = find_scheme("w4ax").value().weight;
+  EXPECT_FALSE(kGemmW4A8Sm90.accepts(problem, hopper));
+  EXPECT_FALSE(kGemmW4A8Sm80.accepts(problem, hopper));
+  EXPECT_TRUE(kGemmW4AxSm90.accepts(problem, hopper));
 }
 
 // Of few blocks, so that tiles pass from one to the next.
@@ -238,9 +277,9 @@ TEST(W4Ax, EveryTileAndScheduleHasTheBitsOfTheReference) {
     GTEST_SKIP() << "no Hopper GPU";
   }
   constexpr int64_t kK = 1920;  // 15 K blocks and one that fills up
-  for (const std::string_view scheme : {"w4ax", "w4ax_b64", "w4ax_b32", "w4ax_class"}) {
+  for (const std::string_view scheme : {"w4ax", "w4ax_b64", "w4ax_b32"}) {
     const int block = find_scheme(scheme).value().weight.group_size;
-    Product product(scheme, {520, kK, block > 0 ? block : 32}, 9);
+    Product product(scheme, {520, kK, block}, 9);
     const auto kernel = product.make(kGemmW4AxSm90);
     const auto& gemm = dynamic_cast<const W4AxSm90&>(*kernel);
     const auto packed = product.pack(gemm);
@@ -258,6 +297,7 @@ TEST(W4Ax, EveryTileAndScheduleHasTheBitsOfTheReference) {
           product.check(gemm, *packed, m, [&](const GemmLaunch& launch) {
             return gemm.run_schedule(tile, schedule, launch, {});
           });
+          product.expect_counters_of_zero();
         }
       }
     }

@@ -8,12 +8,10 @@
 // y = x · wᵀ for 17 tokens and more, by wgmma: weights from registers, tokens as columns, as in
 // gemm_sm90/gemm_sm90.cuh.
 //
-// Block form: each block of K has an exact sum of its own, which becomes an F32 number and is added
+// Each block of K has an exact sum of its own, which becomes an F32 number and is added
 // to its tile's, in the order of K. A warpgroup multiplies the two halves of its tokens in turn:
 // the sums of one half are added while the tensor cores work on the other, whose registers are free
 // again when their turn comes.
-//
-// Class form: one exact sum over the blocks of each precision.
 namespace nibble::cuda {
 
 /// kGroups warpgroups with 64 rows each, for the same kTokens tokens; kDepth K blocks of 128 in a
@@ -39,7 +37,6 @@ struct WideTile {
   // What the stores of gemm_sm90/store.cuh ask.
   static constexpr int kRowBlocks = kBlocks * kGroups;
   static constexpr bool kStoresWords = true, kOfExperts = false;
-  static constexpr bool kByClass = true;  // in the class form, K blocks of 8 bits come first
 };
 
 /// Sums in F32 that have all their scales, for these stores.
@@ -47,10 +44,6 @@ struct ScaledSums {
   static constexpr ptx::MmaType kType = ptx::MmaType::kBf16;
   static constexpr bool kRowScales = false;
   static constexpr float kScale = 1.0F;
-};
-struct ChannelSums : ScaledSums {
-  static constexpr bool kRowScales = true;
-  static constexpr float kScale = 0.0625F;
 };
 
 template <typename Form, typename Tile>
@@ -78,9 +71,9 @@ class WideSums {
  public:
   using Shared = WideShared<Form, Tile>;
   static constexpr int kBlocks = Tile::kBlocks;
-  static_assert(kBlocks == 1 || (kBlocks == 2 && !Form::kClass));
-  // Tokens of a half: of both classes, or of both blocks of rows, or half of them.
-  static constexpr bool kOfTokens = !Form::kClass && kBlocks == 1;
+  static_assert(kBlocks == 1 || kBlocks == 2);
+  // Tokens of a half: of both blocks of rows, or half of them.
+  static constexpr bool kOfTokens = kBlocks == 1;
   static constexpr int kHalf = kOfTokens ? Tile::kTokens / 2 : Tile::kTokens;
   using Operands = uint32_t[kBlocks][4][4];       // of a K block
   static constexpr int kSteps = 4 / Form::kSubs;  // of 32 bytes of K in a block
@@ -93,20 +86,38 @@ class WideSums {
         lane_(thread & 31),
         piece_(2 * kBlocks * group + (thread >> 6)),
         sixteen_(thread >> 5 & 1) {
-    if constexpr (Form::kClass) {
-      clear(sums_);
-    } else {
-      clear(total);
-    }
+    clear(total);
   }
 
-  __device__ __forceinline__ void accumulate(RingPlace<Tile::kStages>& place,
-                                             const W4AxArgs& args,
-                                             const GemmPart& part) {
-    if constexpr (Form::kClass) {
-      accumulate_classes(place, args, part);
-    } else {
-      accumulate_blocks(place, __shfl_sync(0xffffffffU, part.end - part.begin, 0));
+  // No products are under way between steps: the compiler does not follow them around a loop, and
+  // then lets each wait for the one before. Meanwhile other warpgroups' run.
+  __device__ __forceinline__ void accumulate(RingPlace<Tile::kStages>& place, int steps) {
+    constexpr int kLast = Form::kSubs - 1;
+    Operands a[2];
+    wait(place);
+    fetch(stage_of(place), 0, a[0]);
+    while (steps > 0) {
+      const uint32_t stage = stage_of(place);
+      const int number = place.stage;
+      start(0, a[0], 0, tokens_of(stage, 0));
+      start(1, a[0], 0, tokens_of(stage, 0));
+#pragma unroll
+      for (int u = 0; u + 1 < Tile::kDepth; ++u) {
+        turns_within(stage, u, a[u % 2]);
+        fetch(stage, u + 1, a[(u + 1) % 2]);
+        turn(stage, u, kLast, a[(u + 1) % 2], 0, tokens_of(stage, u + 1));
+      }
+      turns_within(stage, Tile::kDepth - 1, a[1]);
+      place.advance();
+      if (--steps > 0) {
+        wait(place);
+        fetch(stage_of(place), 0, a[0]);
+      }
+      ptx::mma_wait<1>();
+      add(0, stage, Tile::kDepth - 1, kLast);
+      ptx::mma_wait<0>();
+      add(1, stage, Tile::kDepth - 1, kLast);
+      release(number);
     }
   }
 
@@ -114,14 +125,9 @@ class WideSums {
   __device__ __forceinline__ void hand_on(const Link& link) {
 #pragma unroll
     for (int i = 0; i < Tile::kTokens / 8; ++i) {
-      if constexpr (Form::kClass) {
-        link.put(2 * i, sum_word(sums_[0] + 4 * i));
-        link.put(2 * i + 1, sum_word(sums_[1] + 4 * i));
-      } else {
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          link.put(kBlocks * i + b, sum_word(total[b] + 4 * i));
-        }
+      for (int b = 0; b < kBlocks; ++b) {
+        link.put(kBlocks * i + b, sum_word(total[b] + 4 * i));
       }
     }
   }
@@ -129,29 +135,9 @@ class WideSums {
   __device__ __forceinline__ void take_over(const Link& link) {
 #pragma unroll
     for (int i = 0; i < Tile::kTokens / 8; ++i) {
-      if constexpr (Form::kClass) {
-        set_word(sums_[0] + 4 * i, link.get(2 * i));
-        set_word(sums_[1] + 4 * i, link.get(2 * i + 1));
-      } else {
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          set_word(total[b] + 4 * i, link.get(kBlocks * i + b));
-        }
-      }
-    }
-  }
-  /// Class form: both sums to `total`.
-  __device__ __forceinline__ void scale_classes(const W4AxArgs& args, int first_token) {
-    const float* scales = args.base.x_scales + first_token + 2 * (lane_ & 3);
-#pragma unroll
-    for (int octet = 0; octet < Tile::kTokens / 8; ++octet) {
-      const float* at = scales + 8 * octet;
-      const float2 four = __ldcg(reinterpret_cast<const float2*>(at));
-      const float2 eight = __ldcg(reinterpret_cast<const float2*>(at + args.x_scale_stride));
-#pragma unroll
-      for (int i = 4 * octet; i < 4 * octet + 4; ++i) {
-        total[0][i] = i % 2 == 0 ? w4ax_classes(sums_[0][i], sums_[1][i], {eight.x, four.x})
-                                 : w4ax_classes(sums_[0][i], sums_[1][i], {eight.y, four.y});
+      for (int b = 0; b < kBlocks; ++b) {
+        set_word(total[b] + 4 * i, link.get(kBlocks * i + b));
       }
     }
   }
@@ -252,152 +238,11 @@ class WideSums {
     }
   }
 
-  // No products are under way between steps: the compiler does not follow them around a loop, and
-  // then lets each wait for the one before. Meanwhile other warpgroups' run.
-  __device__ __forceinline__ void accumulate_blocks(RingPlace<Tile::kStages>& place, int steps) {
-    constexpr int kLast = Form::kSubs - 1;
-    Operands a[2];
-    wait(place);
-    fetch(stage_of(place), 0, a[0]);
-    while (steps > 0) {
-      const uint32_t stage = stage_of(place);
-      const int number = place.stage;
-      start(0, a[0], 0, tokens_of(stage, 0));
-      start(1, a[0], 0, tokens_of(stage, 0));
-#pragma unroll
-      for (int u = 0; u + 1 < Tile::kDepth; ++u) {
-        turns_within(stage, u, a[u % 2]);
-        fetch(stage, u + 1, a[(u + 1) % 2]);
-        turn(stage, u, kLast, a[(u + 1) % 2], 0, tokens_of(stage, u + 1));
-      }
-      turns_within(stage, Tile::kDepth - 1, a[1]);
-      place.advance();
-      if (--steps > 0) {
-        wait(place);
-        fetch(stage_of(place), 0, a[0]);
-      }
-      ptx::mma_wait<1>();
-      add(0, stage, Tile::kDepth - 1, kLast);
-      ptx::mma_wait<0>();
-      add(1, stage, Tile::kDepth - 1, kLast);
-      release(number);
-    }
-  }
-
-  // Where a part's K blocks of 8 bits end and those of 4 begin, in steps; between are steps with
-  // both.
-  __device__ __forceinline__ void accumulate_classes(RingPlace<Tile::kStages>& place,
-                                                     const W4AxArgs& args,
-                                                     const GemmPart& part) {
-    const auto count = [&](int begin, int end) {
-      const int steps = min(part.end, end) - max(part.begin, begin);
-      return __shfl_sync(0xffffffffU, steps, 0);
-    };
-    const int eight = args.eight_blocks / Tile::kDepth;
-    const int four = (args.mixed_blocks + Tile::kDepth - 1) / Tile::kDepth;
-    const int first = max(part.begin, eight) * Tile::kDepth;  // of those with both
-    accumulate_class<Class::kEight>(place, args, count(0, eight), first);
-    accumulate_class<Class::kBoth>(place, args, count(eight, four), first);
-    accumulate_class<Class::kFour>(place, args, count(four, args.schedule.steps), first);
-  }
-
-  enum class Class : uint8_t { kEight, kFour, kBoth };
-
-  // Products of one K block, as one group.
-  __device__ __forceinline__ void multiply(int32_t (&sums)[kHalf / 2],
-                                           const uint32_t (&a)[4][4],
-                                           uint32_t x) {
-    ptx::mma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      ptx::mma_registers<ptx::MmaType::kInt8, kHalf>(sums, a[k], ptx::with_swizzle(x + 2 * k));
-    }
-    ptx::mma_commit();
-  }
-  // Its products where bits (one for each block) are `set`.
-  __device__ __forceinline__ void multiply_some(int32_t (&sums)[kHalf / 2],
-                                                const uint32_t (&a)[4][4],
-                                                uint32_t bits,
-                                                uint32_t x) {
-    uint32_t masked[4][4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const uint32_t mask = 0U - (bits >> (k / kSteps) & 1U);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        masked[k][i] = a[k][i] & mask;
-      }
-      ptx::pin(masked[k]);
-    }
-    multiply(sums, masked, x);
-    ptx::mma_wait<0>();
-    ptx::pin(sums);
-  }
-  template <Class kClass>
-  __device__ __forceinline__ void multiply_class(const uint32_t (&a)[4][4],
-                                                 uint32_t bits,
-                                                 uint32_t x) {
-    if constexpr (kClass == Class::kBoth) {
-      multiply_some(sums_[0], a, bits, x);
-      multiply_some(sums_[1], a, ~bits, x);
-    } else {
-      multiply(sums_[kClass == Class::kEight ? 0 : 1], a, x);
-    }
-  }
-
-  template <Class kClass>
-  __device__ __forceinline__ void accumulate_class(RingPlace<Tile::kStages>& place,
-                                                   const W4AxArgs& args,
-                                                   int steps,
-                                                   int first) {
-    if (steps <= 0) {
-      return;
-    }
-    Operands a[2];
-    int before = -1;  // the stage that the products now under way leave behind
-    wait(place);
-    fetch(stage_of(place), 0, a[0]);
-    bool more = true;
-    while (more) {
-      const uint32_t stage = stage_of(place);
-      const int number = place.stage;
-#pragma unroll
-      for (int u = 0; u < Tile::kDepth; ++u) {
-        const uint32_t bits =
-            kClass == Class::kBoth ? precision_bits(args, ordered_block(args, first + u)) : 0;
-        multiply_class<kClass>(a[u % 2][0], bits, tokens_of(stage, u));
-        if (u + 1 < Tile::kDepth) {
-          ptx::mma_wait<1>();
-          if (u == 0 && before >= 0) {
-            release(before);
-          }
-          fetch(stage, u + 1, a[(u + 1) % 2]);
-        } else {
-          more = --steps > 0;
-          place.advance();
-          if (more) {
-            wait(place);
-          }
-          ptx::mma_wait<1>();
-          if (more) {
-            fetch(stage_of(place), 0, a[0]);
-          }
-        }
-      }
-      before = number;
-      first += Tile::kDepth;
-    }
-    ptx::mma_wait<0>();
-    ptx::pin(sums_[0]);
-    ptx::pin(sums_[1]);
-    release(before);
-  }
-
   uint32_t base_;
   int group_, lane_;
   int piece_, sixteen_;
   int32_t sums_[2][kHalf / 2];  // of both halves
-  uint2 x_scales_[kHalf / 8];   // of the block form
+  uint2 x_scales_[kHalf / 8];
 };
 
 // The same in all threads of a warp, so that the compiler keeps what depends on it in uniform
@@ -426,10 +271,7 @@ __device__ __forceinline__ void store_wide(WideSums<Form, Tile>& sums,
                                            int thread,
                                            uint32_t base) {
   using Shared = WideShared<Form, Tile>;
-  using Codec = std::conditional_t<Form::kClass, ChannelSums, ScaledSums>;
-  if constexpr (Form::kClass) {
-    sums.scale_classes(args, part.token_tile * Tile::kTokens);
-  }
+  using Codec = ScaledSums;
   const ChannelTerms<Tile::kBlocks> terms = load_terms<Codec, Tile>(args.base, part, group, thread);
   const TokenTerms<Tile::kTokens> tokens = load_token_terms<Codec, Tile>(args.base, part, thread);
   const StoreRooms rooms{base + Shared::kTokenScales + group * Shared::kTokenScaleBytes,
@@ -439,8 +281,7 @@ __device__ __forceinline__ void store_wide(WideSums<Form, Tile>& sums,
 
 template <typename Form, typename Tile>
 __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, uint32_t base) {
-  using Link = ChainLink<128, Tile::kGroups, Tile::kCluster,
-                         Tile::kTokens / 8 * Tile::kBlocks*(Form::kClass ? 2 : 1)>;
+  using Link = ChainLink<128, Tile::kGroups, Tile::kCluster, Tile::kTokens / 8 * Tile::kBlocks>;
   const int thread = static_cast<int>(threadIdx.x & 127);
   ChainParts parts(args.schedule, static_cast<int>(blockIdx.x) / Tile::kCluster);
   GemmPart part;
@@ -457,7 +298,7 @@ __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, u
       wait_for_sums(link, group, thread);
       sums.take_over(link);
     }
-    sums.accumulate(place, args, part);
+    sums.accumulate(place, same_in_warp(part.end - part.begin));
     if (same_in_warp(part.end) < args.schedule.steps) {
       sums.hand_on(link);
       sync_group(group);
