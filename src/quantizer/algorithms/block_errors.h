@@ -50,7 +50,7 @@ class BlockErrors final {
 
  private:
   /// The largest magnitude of each block of each row, and, of classes, that of the row's 4-bit and
-  /// of its 8-bit class: what their scales are made of.
+  /// of its 8-bit class: what their scales are made of, each as it would be alone.
   void find_largest(const float* x, int64_t rows, ThreadPool& pool);
   [[nodiscard]] float largest(int64_t row, int64_t block, int bits) const;
   /// Whether blocks are rounded this way at all.
