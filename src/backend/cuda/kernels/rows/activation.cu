@@ -120,10 +120,8 @@ struct ClassLargest {
   uint32_t four, eight;
 };
 template <typename Cluster>  // code for sm_80 knows none
-__device__ __forceinline__ ClassLargest max_of_classes(uint32_t own,
-                                                       bool eight,
-                                                       uint32_t (&shared)[2],
-                                                       const Cluster& cluster) {
+__device__ __forceinline__ ClassLargest
+max_of_classes(uint32_t own, bool eight, uint32_t (&shared)[2], const Cluster& cluster) {
   const uint32_t four_bits = __reduce_max_sync(kAllLanes, eight ? 0 : own);
   const uint32_t eight_bits = __reduce_max_sync(kAllLanes, eight ? own : 0);
   if (threadIdx.x % 32 < 2) {
