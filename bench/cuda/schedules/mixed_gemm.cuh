@@ -37,7 +37,7 @@ struct MixedShared {
   static_assert((kBytes + 1024) * Tile::kResident <= 233472);
 };
 
-inline constexpr float kMixedBf16Scale = 0x1p40F;  // of sums of MixedBf16Codec
+inline constexpr float kMixedBf16Scale = Int4ToBf16Codec::kScale;  // of sums of MixedBf16Codec
 
 /// A worker's steps, one after the other.
 class MixedSteps {
