@@ -6,13 +6,28 @@
 
 namespace nibble::cuda {
 
-/// Rows in blocks of 4 and 8 bits (ActFormat::kIntBlocks), as kernels see them: pointers are device
-/// memory.
+/// How rows of ActFormat::kBf16Blocks lie: bytes of the channels in INT8, then the numbers of those
+/// in BF16, each part filled up with zeros to K blocks of 128 bytes, an even number of them.
+struct WideRows {
+  int int8_channels = 0;
+  int int8_blocks = 0, bf16_blocks = 0;  // of 128 and of 64 channels
+  const int32_t* places = nullptr;       // [k / block], device memory: the byte of a row that each
+                                         // block begins at
+
+  [[nodiscard]] constexpr int blocks() const { return int8_blocks + bf16_blocks; }
+  [[nodiscard]] constexpr int64_t row_bytes() const { return int64_t{128} * blocks(); }
+};
+
+/// The most bytes of a row of k channels, in numbers of BF16.
+[[nodiscard]] constexpr int64_t most_wide_row_numbers(int64_t k) { return k + 256; }
+
+/// Rows in blocks of two precisions (ActFormat::kIntBlocks, kBf16Blocks), as kernels see them:
+/// pointers are device memory.
 struct IntBlocks {
   int block = 0;  // channels
   BlockScales scales = BlockScales::kEach;
   float clip = 1.0F;
-  const uint8_t* bits = nullptr;     // [k / block], 4 or 8
+  const uint8_t* bits = nullptr;     // [k / block], 4 or 8; of kBf16Blocks 8 or 16
   const int32_t* columns = nullptr;  // [k]: which element of the row each channel is; or none
   // For products with two sums, K in blocks of 128, int_k_blocks() of them: their order, those of 8
   // bits first, those of 4 from mixed_blocks on, and for each place a bit for each block within, 1
@@ -21,6 +36,7 @@ struct IntBlocks {
   const uint8_t* precisions = nullptr;
   const uint8_t* masks = nullptr;  // the same in the order of K
   int eight_blocks = 0, mixed_blocks = 0;
+  WideRows wide;  // of kBf16Blocks
 };
 
 /// Those of the rows that the experts of a layer read.
