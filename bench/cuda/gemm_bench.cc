@@ -69,6 +69,13 @@ size_t scales_of_rows(const Subject& subject) {
                              std::max<int64_t>(1, row_scales(subject.act, subject.shape.k)));
 }
 
+/// The rows in any form.
+size_t bytes_of_rows(const Subject& subject) {
+  const int64_t k = subject.shape.k;
+  const int64_t numbers = is_wide(subject) ? most_wide_row_numbers(k) : k;
+  return static_cast<size_t>(subject.max_m * numbers) * 2;
+}
+
 /// Numbers of BF16, rounded as a model's are, and then the numbers that they have become.
 cudaError_t fill_wide_activations(const Subject& subject, size_t values, cudaStream_t stream) {
   const IntBlocks& blocks = subject.blocks->view();
@@ -92,7 +99,15 @@ cudaError_t fill_wide_activations(const Subject& subject, size_t values, cudaStr
                               : error;
 }
 
-cudaError_t fill_activations(const Subject& subject, size_t values, cudaStream_t stream) {
+cudaError_t fill_activations(const Subject& subject,
+                             const std::vector<float>& scales,
+                             size_t values,
+                             cudaStream_t stream) {
+  const cudaError_t copied = cudaMemcpyAsync(subject.x_scales.as<void>(), scales.data(),
+                                             scales.size() * 4, cudaMemcpyHostToDevice, stream);
+  if (copied != cudaSuccess) {
+    return copied;
+  }
   if (is_wide(subject)) {
     return fill_wide_activations(subject, values, stream);
   }
@@ -111,9 +126,11 @@ Result<Subject> make_subject(const QuantScheme& scheme,
                              const GemmBenchOptions& options,
                              Timer& timer) {
   const int64_t max_m = *std::ranges::max_element(options.row_counts);
-  Subject subject{.scheme = scheme, .shape = shape, .max_m = max_m};
+  Subject subject{.scheme = scheme,
+                  .shape = shape,
+                  .max_m = max_m,
+                  .spec = bench_act(scheme, shape.k, options.a4_share)};
   subject.act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
-  subject.spec = bench_act(scheme, shape.k, options.a4_share);
   NIBBLE_ASSIGN_OR_RETURN(subject.blocks,
                           DeviceBlocks::create(subject.spec, scheme.weight, shape.k));
   const WeightFormat& format = scheme.weight;
@@ -128,9 +145,7 @@ Result<Subject> make_subject(const QuantScheme& scheme,
   const bool zeros = format.zero_points != ZeroPoints::kNone;  // behind the scales; here all 0
   NIBBLE_ASSIGN_OR_RETURN(subject.scales, DeviceMemory::allocate(scales * (zeros ? 8 : 4)));
   NIBBLE_ASSIGN_OR_RETURN(subject.decoded, DeviceMemory::allocate(weights * 2));
-  const int64_t row_numbers = is_wide(subject) ? most_wide_row_numbers(shape.k) : shape.k;
-  NIBBLE_ASSIGN_OR_RETURN(subject.x,
-                          DeviceMemory::allocate(static_cast<size_t>(max_m * row_numbers) * 2));
+  NIBBLE_ASSIGN_OR_RETURN(subject.x, DeviceMemory::allocate(bytes_of_rows(subject)));
   NIBBLE_ASSIGN_OR_RETURN(subject.x_bf16, DeviceMemory::allocate(values * 2));
   const std::vector<float> x_scales(scales_of_rows(subject), 0x1p-6F);
   NIBBLE_ASSIGN_OR_RETURN(subject.x_scales, DeviceMemory::allocate(x_scales.size() * 4));
@@ -151,23 +166,17 @@ Result<Subject> make_subject(const QuantScheme& scheme,
       error = cudaMemsetAsync(subject.scales.as<float>() + scales, 0, scales * 4, stream);
     }
     if (error == cudaSuccess) {
-      error = cudaMemcpyAsync(subject.x_scales.as<void>(), x_scales.data(), x_scales.size() * 4,
-                              cudaMemcpyHostToDevice, stream);
+      error = fill_activations(subject, x_scales, values, stream);
     }
-    if (error == cudaSuccess) {
-      error = fill_activations(subject, values, stream);
-    }
-    if (error == cudaSuccess) {
-      error = decode_to_bf16({.format = format,
-                              .codes = subject.codes.as<void>(),
-                              .scales = subject.scales.as<float>(),
-                              .out = subject.decoded.as<void>(),
-                              .n = shape.n,
-                              .k = shape.k,
-                              .row_bytes = row_bytes},
-                             stream);
-    }
-    return error;
+    return error != cudaSuccess ? error
+                                : decode_to_bf16({.format = format,
+                                                  .codes = subject.codes.as<void>(),
+                                                  .scales = subject.scales.as<float>(),
+                                                  .out = subject.decoded.as<void>(),
+                                                  .n = shape.n,
+                                                  .k = shape.k,
+                                                  .row_bytes = row_bytes},
+                                                 stream);
   };
   NIBBLE_RETURN_IF_ERROR(check(fill(), "filling a benchmark's matrices"));
   NIBBLE_RETURN_IF_ERROR(timer.wait());
