@@ -51,7 +51,7 @@ class Arrays final {
 struct PlacedBlocks {
   IntBlocks known;
   std::vector<uint16_t> host_order;
-  size_t bits = 0, order = 0, masks = 0;
+  size_t bits = 0, order = 0, masks = 0, places = 0;
   std::optional<size_t> columns;
 
   [[nodiscard]] IntBlocks at(const std::byte* memory) const {
@@ -59,6 +59,7 @@ struct PlacedBlocks {
     view.bits = reinterpret_cast<const uint8_t*>(memory + bits);
     view.order = reinterpret_cast<const uint16_t*>(memory + order);
     view.masks = reinterpret_cast<const uint8_t*>(memory + masks);
+    view.wide.places = reinterpret_cast<const int32_t*>(memory + places);
     view.columns = columns ? reinterpret_cast<const int32_t*>(memory + *columns) : nullptr;
     return view;
   }
@@ -81,22 +82,28 @@ void set_bits(const std::vector<uint8_t>& masks, IntBlocks& blocks) {
 Result<PlacedBlocks> place(const ActSpec& spec, const Weights& weights, Arrays& arrays) {
   if (spec.blocks == nullptr) {
     return make_error(StatusCode::kInvalidArgument,
-                      "activations in blocks of 4 and 8 bits without the bits of their blocks");
+                      "activations in blocks of two precisions without the bits of their blocks");
   }
   const BlockPrecision& blocks = *spec.blocks;
   NIBBLE_RETURN_IF_ERROR(check_blocks(blocks, spec.format, weights.format, weights.k));
-  const ClassOrder classes = class_order(blocks);
   PlacedBlocks placed;
   placed.known = {.block = blocks.block,
                   .scales = block_scales_of(weights.format, spec.format),
-                  .clip = blocks.clip,
-                  .eight_blocks = classes.eight_blocks,
-                  .mixed_blocks = classes.mixed_blocks};
+                  .clip = blocks.clip};
   placed.bits = arrays.add(std::span<const uint8_t>(blocks.bits));
-  placed.order = arrays.add(std::span<const uint16_t>(classes.order));
-  placed.host_order = classes.order;
-  set_bits(classes.masks, placed.known);
-  placed.masks = arrays.add(std::span<const uint8_t>(classes.masks));
+  if (placed.known.scales == BlockScales::kWide) {
+    const WideOrder order = wide_order(blocks);
+    placed.known.wide = order.rows(nullptr);
+    placed.places = arrays.add(std::span<const int32_t>(order.places));
+  } else {
+    const ClassOrder classes = class_order(blocks);
+    placed.known.eight_blocks = classes.eight_blocks;
+    placed.known.mixed_blocks = classes.mixed_blocks;
+    placed.order = arrays.add(std::span<const uint16_t>(classes.order));
+    placed.host_order = classes.order;
+    set_bits(classes.masks, placed.known);
+    placed.masks = arrays.add(std::span<const uint8_t>(classes.masks));
+  }
   if (spec.columns != nullptr) {
     NIBBLE_RETURN_IF_ERROR(check_columns(*spec.columns, weights.k));
     placed.columns = arrays.add(std::span<const int32_t>(*spec.columns));
@@ -137,10 +144,41 @@ ClassOrder class_order(const BlockPrecision& blocks) {
   return result;
 }
 
+WideOrder wide_order(const BlockPrecision& blocks) {
+  constexpr int kRun = 32, kInt8Run = 4 * kRun, kBf16Run = 2 * kRun;  // channels of 128 bytes
+  WideOrder order;
+  const auto begin_part = [&](uint8_t bits, int channel_bytes, int first_byte) {
+    int channels = 0;
+    order.places.resize(blocks.bits.size());
+    for (size_t b = 0; b < blocks.bits.size(); ++b) {
+      if (blocks.bits[b] != bits) {
+        continue;
+      }
+      order.places[b] = first_byte + channels * channel_bytes;
+      channels += blocks.block;
+      for (int i = 0; i < blocks.block / kRun; ++i) {
+        order.runs.push_back(static_cast<int32_t>(b) * (blocks.block / kRun) + i);
+      }
+    }
+    return channels;
+  };
+  const auto fill_up = [&](int channels, int of_block) {  // to an even number of K blocks
+    const int k_blocks = round_up(channels, 2 * of_block) / of_block;
+    order.runs.resize(
+        order.runs.size() + static_cast<size_t>((k_blocks * of_block - channels) / kRun), -1);
+    return k_blocks;
+  };
+  order.int8_channels = begin_part(8, 1, 0);
+  order.int8_blocks = fill_up(order.int8_channels, kInt8Run);
+  const int bf16_channels = begin_part(16, 2, order.int8_blocks * 128);
+  order.bf16_blocks = fill_up(bf16_channels, kBf16Run);
+  return order;
+}
+
 Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& spec,
                                                                  const WeightFormat& weight,
                                                                  int64_t k) {
-  if (spec.format != ActFormat::kIntBlocks) {
+  if (!in_blocks(spec.format)) {
     return std::shared_ptr<const DeviceBlocks>();
   }
   Arrays arrays;
