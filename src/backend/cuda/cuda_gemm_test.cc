@@ -169,7 +169,9 @@ TEST(CudaGemm, OfBlocksOfInt8AndBf16IsNearTheReference) {
         squares += gap * gap;
         total += spoiled ? 0.0 : static_cast<double>(wanted[i]) * wanted[i];
       }
-      EXPECT_LE(std::sqrt(squares / total), 3e-5);
+      // The reference rounds numbers of BF16 to multiples of 2^-13 of the power of two in a block's
+      // largest, which is 7e-5 of the others.
+      EXPECT_LE(std::sqrt(squares / total), 1.5e-4);
     }
   }
 }

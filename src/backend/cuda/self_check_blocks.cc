@@ -21,7 +21,8 @@ constexpr float kEps = 1e-5F;
 // Numbers are computed before they are rounded, in F32 and where SiLU is short of bits, so that a
 // code may be the next one.
 constexpr double kScaleError = 1e-3;
-constexpr float kSmallest = 4e-6F;  // error of a number near 0
+constexpr float kSmallest = 4e-6F;      // error of a number near 0
+constexpr float kNearBf16 = 0x1.4p-8F;  // half a last place, and 2^-11 of silu cut at 12 bits
 
 /// Rows of n as the kernels of activations get them and what they make of them.
 struct Rows {
@@ -144,7 +145,7 @@ class BlockRows final {
       uint16_t bits = 0;
       std::memcpy(&bits, first + 2 * within, sizeof(bits));
       const float got = bf16_to_f32(bits);
-      if (!(std::fabs(got - wanted[i]) <= std::fabs(wanted[i]) * 0x1p-8F + kSmallest)) {
+      if (!(std::fabs(got - wanted[i]) <= std::fabs(wanted[i]) * kNearBf16 + kSmallest)) {
         return make_error(
             StatusCode::kUnavailable,
             "self-test: kernel {} is wrong on this GPU: of rows of {} in blocks of 8 bits and of "
