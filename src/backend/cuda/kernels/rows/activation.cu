@@ -147,10 +147,9 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_cluster_kernel(
 struct ClassLargest {
   uint32_t four, eight;
 };
-__device__ __forceinline__ ClassLargest max_of_classes(uint32_t own,
-                                                       bool eight,
-                                                       uint32_t (&shared)[2],
-                                                       const cg::cluster_group& cluster) {
+template <typename Cluster>  // cg::cluster_group, which older GPUs have not
+__device__ __forceinline__ ClassLargest
+max_of_classes(uint32_t own, bool eight, uint32_t (&shared)[2], const Cluster& cluster) {
   const uint32_t four_bits = __reduce_max_sync(kAllLanes, eight ? 0 : own);
   const uint32_t eight_bits = __reduce_max_sync(kAllLanes, eight ? own : 0);
   if (threadIdx.x % 32 < 2) {
