@@ -98,6 +98,23 @@ __global__ void decode_rows(ActFormat act, const void* x, __nv_bfloat16* out, in
   }
 }
 
+__global__ void decode_wide_rows(const DecodeWideArgs args) {
+  const IntBlocks& blocks = args.blocks;
+  for (int64_t i = thread_index(); i < args.rows * args.k; i += thread_count()) {
+    const int64_t row = i / args.k, block = i % args.k / blocks.block;
+    const int64_t within = i % args.k % blocks.block;
+    const uint8_t* first = static_cast<const uint8_t*>(args.x) + row * blocks.wide.row_bytes() +
+                           blocks.wide.places[block];
+    auto* out = static_cast<__nv_bfloat16*>(args.out);
+    if (blocks.bits[block] == 8) {
+      const auto code = static_cast<int8_t>(first[within]);
+      out[i] = __float2bfloat16_rn(args.scales[row] * static_cast<float>(code));
+    } else {
+      out[i] = reinterpret_cast<const __nv_bfloat16*>(first)[within];
+    }
+  }
+}
+
 // Codes of 4 bits from those of 8.
 __global__ void narrow_blocks(IntBlocks blocks, int8_t* x, int64_t count, int64_t k) {
   for (int64_t i = thread_index(); i < count; i += thread_count()) {
@@ -193,6 +210,10 @@ cudaError_t random_block_activations(
   return error != cudaSuccess ? error
                               : run(narrow_blocks, static_cast<size_t>(count), stream, blocks,
                                     static_cast<int8_t*>(x), count, k);
+}
+
+cudaError_t decode_wide_activations(const DecodeWideArgs& args, cudaStream_t stream) {
+  return run(decode_wide_rows, static_cast<size_t>(args.rows * args.k), stream, args);
 }
 
 cudaError_t decode_to_bf16(const DecodeArgs& args, cudaStream_t stream) {

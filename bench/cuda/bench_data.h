@@ -29,6 +29,17 @@ cudaError_t random_activations(
 cudaError_t random_block_activations(
     const IntBlocks& blocks, void* x, int64_t rows, int64_t k, cudaStream_t stream);
 
+/// Rows of kBf16Blocks as numbers in the order of K: out [rows, k] bf16 = code * scale, rounded, or
+/// the number that is there.
+struct DecodeWideArgs {
+  IntBlocks blocks;
+  const void* x = nullptr;
+  const float* scales = nullptr;  // [rows]
+  void* out = nullptr;
+  int64_t rows = 0, k = 0;
+};
+cudaError_t decode_wide_activations(const DecodeWideArgs& args, cudaStream_t stream);
+
 /// The same matrix for the BF16 product: out [n, k] bf16 = code * scale, rounded.
 /// format.code is one of kBf16, kInt8, kFp8E4M3, kInt4, kFp4E2M1; row_bytes is the canonical one.
 struct DecodeArgs {

@@ -34,7 +34,8 @@ struct Subject {
   int64_t max_m = 0;
   ActFormat act = ActFormat::kBf16;
   double weight_bytes = 0;
-  std::shared_ptr<const DeviceBlocks> blocks;  // of kIntBlocks
+  ActSpec spec;
+  std::shared_ptr<const DeviceBlocks> blocks;  // of rows in blocks
   DeviceMemory codes, scales, decoded;         // decoded: bf16
   DeviceMemory x, x_bf16, x_scales;
   DeviceMemory y, expected, sums;
@@ -56,9 +57,11 @@ struct Candidate {
   Candidate& operator=(Candidate&& other) noexcept = default;
 };
 
+bool is_wide(const Subject& subject) { return subject.act == ActFormat::kBf16Blocks; }
+
 /// Scales of the rows, as the products of a format find them.
 size_t scales_of_rows(const Subject& subject) {
-  if (subject.blocks != nullptr) {  // and of a whole tile of tokens more
+  if (subject.blocks != nullptr && !is_wide(subject)) {  // and of a whole tile of tokens more
     return static_cast<size_t>(int_scale_rows(subject.blocks->view(), subject.shape.k) *
                                (int_scale_stride(subject.max_m) + 128));
   }
@@ -66,7 +69,48 @@ size_t scales_of_rows(const Subject& subject) {
                              std::max<int64_t>(1, row_scales(subject.act, subject.shape.k)));
 }
 
-cudaError_t fill_activations(const Subject& subject, size_t values, cudaStream_t stream) {
+/// The rows in any form.
+size_t bytes_of_rows(const Subject& subject) {
+  const int64_t k = subject.shape.k;
+  const int64_t numbers = is_wide(subject) ? most_wide_row_numbers(k) : k;
+  return static_cast<size_t>(subject.max_m * numbers) * 2;
+}
+
+/// Numbers of BF16, rounded as a model's are, and then the numbers that they have become.
+cudaError_t fill_wide_activations(const Subject& subject, size_t values, cudaStream_t stream) {
+  const IntBlocks& blocks = subject.blocks->view();
+  cudaError_t error =
+      random_activations(ActFormat::kBf16, subject.x_bf16.as<void>(), values, 3, stream);
+  if (error == cudaSuccess) {
+    error = quantize_rows(
+        {.x = subject.x_bf16.as<void>(),
+         .rows = subject.max_m,
+         .n = subject.shape.k,
+         .out = {subject.act, subject.x.as<void>(), subject.x_scales.as<float>(), blocks}},
+        {.stream = stream, .overlap = false});
+  }
+  return error == cudaSuccess ? decode_wide_activations({.blocks = blocks,
+                                                         .x = subject.x.as<void>(),
+                                                         .scales = subject.x_scales.as<float>(),
+                                                         .out = subject.x_bf16.as<void>(),
+                                                         .rows = subject.max_m,
+                                                         .k = subject.shape.k},
+                                                        stream)
+                              : error;
+}
+
+cudaError_t fill_activations(const Subject& subject,
+                             const std::vector<float>& scales,
+                             size_t values,
+                             cudaStream_t stream) {
+  const cudaError_t copied = cudaMemcpyAsync(subject.x_scales.as<void>(), scales.data(),
+                                             scales.size() * 4, cudaMemcpyHostToDevice, stream);
+  if (copied != cudaSuccess) {
+    return copied;
+  }
+  if (is_wide(subject)) {
+    return fill_wide_activations(subject, values, stream);
+  }
   void* x = subject.x.as<void>();
   const cudaError_t error = subject.blocks != nullptr
                                 ? random_block_activations(subject.blocks->view(), x, subject.max_m,
@@ -82,11 +126,13 @@ Result<Subject> make_subject(const QuantScheme& scheme,
                              const GemmBenchOptions& options,
                              Timer& timer) {
   const int64_t max_m = *std::ranges::max_element(options.row_counts);
-  Subject subject{.scheme = scheme, .shape = shape, .max_m = max_m};
+  Subject subject{.scheme = scheme,
+                  .shape = shape,
+                  .max_m = max_m,
+                  .spec = bench_act(scheme, shape.k, options.a4_share)};
   subject.act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
-  NIBBLE_ASSIGN_OR_RETURN(
-      subject.blocks,
-      DeviceBlocks::create(bench_act(scheme, shape.k, options.a4_share), scheme.weight, shape.k));
+  NIBBLE_ASSIGN_OR_RETURN(subject.blocks,
+                          DeviceBlocks::create(subject.spec, scheme.weight, shape.k));
   const WeightFormat& format = scheme.weight;
   const auto weights = static_cast<size_t>(shape.n * shape.k);
   subject.weight_bytes = bits_per_weight(format, shape.k) / 8.0 * static_cast<double>(weights);
@@ -99,7 +145,7 @@ Result<Subject> make_subject(const QuantScheme& scheme,
   const bool zeros = format.zero_points != ZeroPoints::kNone;  // behind the scales; here all 0
   NIBBLE_ASSIGN_OR_RETURN(subject.scales, DeviceMemory::allocate(scales * (zeros ? 8 : 4)));
   NIBBLE_ASSIGN_OR_RETURN(subject.decoded, DeviceMemory::allocate(weights * 2));
-  NIBBLE_ASSIGN_OR_RETURN(subject.x, DeviceMemory::allocate(values * 2));
+  NIBBLE_ASSIGN_OR_RETURN(subject.x, DeviceMemory::allocate(bytes_of_rows(subject)));
   NIBBLE_ASSIGN_OR_RETURN(subject.x_bf16, DeviceMemory::allocate(values * 2));
   const std::vector<float> x_scales(scales_of_rows(subject), 0x1p-6F);
   NIBBLE_ASSIGN_OR_RETURN(subject.x_scales, DeviceMemory::allocate(x_scales.size() * 4));
@@ -120,22 +166,17 @@ Result<Subject> make_subject(const QuantScheme& scheme,
       error = cudaMemsetAsync(subject.scales.as<float>() + scales, 0, scales * 4, stream);
     }
     if (error == cudaSuccess) {
-      error = fill_activations(subject, values, stream);
+      error = fill_activations(subject, x_scales, values, stream);
     }
-    if (error == cudaSuccess) {
-      error = decode_to_bf16({.format = format,
-                              .codes = subject.codes.as<void>(),
-                              .scales = subject.scales.as<float>(),
-                              .out = subject.decoded.as<void>(),
-                              .n = shape.n,
-                              .k = shape.k,
-                              .row_bytes = row_bytes},
-                             stream);
-    }
-    return error == cudaSuccess
-               ? cudaMemcpyAsync(subject.x_scales.as<void>(), x_scales.data(), x_scales.size() * 4,
-                                 cudaMemcpyHostToDevice, stream)
-               : error;
+    return error != cudaSuccess ? error
+                                : decode_to_bf16({.format = format,
+                                                  .codes = subject.codes.as<void>(),
+                                                  .scales = subject.scales.as<float>(),
+                                                  .out = subject.decoded.as<void>(),
+                                                  .n = shape.n,
+                                                  .k = shape.k,
+                                                  .row_bytes = row_bytes},
+                                                 stream);
   };
   NIBBLE_RETURN_IF_ERROR(check(fill(), "filling a benchmark's matrices"));
   NIBBLE_RETURN_IF_ERROR(timer.wait());
@@ -237,6 +278,7 @@ double tops_of(const GemmCeilings& ceilings, ActFormat act) {
   switch (act) {
     case ActFormat::kInt8Token:
     case ActFormat::kIntBlocks:
+    case ActFormat::kBf16Blocks:
       return ceilings.int8_tops;
     case ActFormat::kFp8Token:
     case ActFormat::kFp8Group:
@@ -335,7 +377,8 @@ Result<std::vector<Candidate>> make_candidates(const Subject& subject,
   const GemmProblem problem{.weight = subject.scheme.weight,
                             .act = subject.act,
                             .n = subject.shape.n,
-                            .k = subject.shape.k};
+                            .k = subject.shape.k,
+                            .blocks = subject.spec.blocks};
   const GemmProblem bf16{
       .weight = {}, .act = ActFormat::kBf16, .n = subject.shape.n, .k = subject.shape.k};
   std::vector<Candidate> candidates;

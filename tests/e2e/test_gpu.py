@@ -244,6 +244,30 @@ class Answers(Case):
             self.assertEqual(found.gaps, [])
             self.assertLessEqual(found.step, 0.1 * step)
 
+    def test_blocks_of_int8_and_bf16_are_near_the_cpus(self):
+        # The CPU has BF16 in fixed point and adds it in another order, so that now and then an
+        # activation becomes the next INT8 number.
+        text = self.folder / "text.txt"
+        text.write_text((ROOT / "tests/data/text/the_black_cat.txt").read_text()[:6000])
+        for permute in ("fold", "gather"):
+            model = self.folder / permute
+            run = nibble("quantize", MODEL, model, "--scheme", "w4a8_bf16", "--block", 32,
+                         "--outlier-share", 0.1, "--permute", permute, "--calibrate", text,
+                         "--calibration-windows", 4, "--calibration-length", 200)
+            self.assertEqual(run.returncode, 0, run.stderr)
+
+            def perplexity(*flags, model=model):
+                run = nibble("eval", "ppl", model, "--text", text, "--window", 64, "--json", *flags)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                return json.loads(run.stdout)["perplexity"]
+
+            cpu = perplexity("--device", "cpu")
+            found = [perplexity("--device", "cuda", *kernel) / cpu - 1
+                     for kernel in ((), ("--kernel", "gemm_w4a8_bf16_sm80"))]
+            print(f"\n  {permute}: perplexity {cpu:.4f}, on the GPU {found}", file=sys.stderr)
+            self.assertLess(max(map(abs, found)), 2e-3)
+            self.assertNotIn(perplexity("--device", "cuda", "--ignore-fmpq") / cpu - 1, found)
+
     @staticmethod
     def speculations(model):
         return ({"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 3,

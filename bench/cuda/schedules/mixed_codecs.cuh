@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/kernels/gemm_sm90/int4.cuh"
 #include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "bench/cuda/schedules/mixed_gemm.h"
@@ -30,13 +31,9 @@ __device__ __forceinline__ void widen_int8(uint32_t word, uint32_t* to) {
   }
 }
 
-/// Two weights, nibbles at bits 0 and 16, or 4 and 20, as BF16 of 2^-40 times their value
-/// (gemm_sm90/w4a16_channel.cu): a byte alone in a BF16 is that integer times 2^-133.
+/// Two weights, nibbles at bits 0 and 16, as BF16 (Int4ToBf16Codec).
 __device__ __forceinline__ uint32_t widen_low(uint32_t word) {
   return ptx::fma_bf16x2(word & 0x000f000fU, 0x6e006e00U, 0xad00ad00U);
-}
-__device__ __forceinline__ uint32_t widen_high(uint32_t word) {
-  return ptx::fma_bf16x2(word & 0x00f000f0U, 0x6c006c00U, 0xad00ad00U);
 }
 
 /// A byte of shared memory.
@@ -57,26 +54,12 @@ template <WeightOrder kOrder>
 struct MixedBf16Codec;
 
 template <Widening kWidening>
-struct MixedInt8Codec<WeightOrder::kInterleaved, kWidening> {
+struct MixedInt8Codec<WeightOrder::kInterleaved, kWidening> : HalvesCodec {
   static constexpr ptx::MmaType kType = ptx::MmaType::kInt8;
-  static constexpr int kUnitBytes = 4096, kPackedBytes = 4096;
+  static constexpr int kPackedBytes = kUnitBytes;
   static constexpr float kScale = kWidening == Widening::kZeros ? 1.0F / 16.0F : 1.0F;
-  struct Fetched {
-    uint4 halves[2];
-  };
-  static __device__ __forceinline__ Fetched fetch(uint32_t unit, int thread) {
-    return {
-        {ptx::load_shared16(unit + thread * 16), ptx::load_shared16(unit + 2048 + thread * 16)}};
-  }
   static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 q = fetched.halves[half];
-      widen_int8<kWidening>(q.x, a[2 * half]);
-      widen_int8<kWidening>(q.y, a[2 * half] + 2);
-      widen_int8<kWidening>(q.z, a[2 * half + 1]);
-      widen_int8<kWidening>(q.w, a[2 * half + 1] + 2);
-    }
+    expand_words(fetched, a, [](uint32_t word, uint32_t* to) { widen_int8<kWidening>(word, to); });
   }
 };
 
@@ -118,23 +101,8 @@ struct MixedInt8Codec<WeightOrder::kPlain, kWidening> {
 };
 
 template <>
-struct MixedBf16Codec<WeightOrder::kInterleaved> {
-  static constexpr ptx::MmaType kType = ptx::MmaType::kBf16;
-  static constexpr int kUnitBytes = 4096, kPackedBytes = 2048;
-  using Fetched = uint4;
-  static __device__ __forceinline__ Fetched fetch(uint32_t unit, int thread) {
-    return ptx::load_shared16(unit + thread * 16);
-  }
-  static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
-    const uint32_t words[4] = {fetched.x, fetched.y, fetched.z, fetched.w};
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      a[step][0] = widen_low(words[step]);
-      a[step][1] = widen_high(words[step]);
-      a[step][2] = widen_low(words[step] >> 8);
-      a[step][3] = widen_high(words[step] >> 8);
-    }
-  }
+struct MixedBf16Codec<WeightOrder::kInterleaved> : Int4ToBf16Codec {
+  static constexpr int kUnitBytes = 4096, kPackedBytes = Int4ToBf16Codec::kUnitBytes;
 };
 
 /// Rows of 32 bytes: the two weights of a register are one byte.

@@ -60,7 +60,7 @@ struct MixedShared {
   }
 };
 
-inline constexpr float kMixedBf16Scale = 0x1p40F;  // of sums of MixedBf16Codec
+inline constexpr float kMixedBf16Scale = Int4ToBf16Codec::kScale;  // of sums of MixedBf16Codec
 
 /// A worker's steps, one after the other.
 class MixedSteps {

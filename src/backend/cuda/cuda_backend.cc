@@ -394,6 +394,7 @@ class CudaBackend final : public Backend {
       problem.n += part.n;
     }
     problem.experts = use.experts;
+    problem.blocks = act.blocks;
     if (use.experts > 0 && of_each > 1) {
       problem.rows = WeightRows::kGateUp;
     }

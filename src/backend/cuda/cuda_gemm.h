@@ -16,7 +16,7 @@ namespace nibble::cuda {
 /// multiplied by another.
 class CudaGemm final : public PreparedGemm {
  public:
-  /// The first of `packed`. `max_m` is the most rows of a product. blocks: of kIntBlocks.
+  /// The first of `packed`. `max_m` is the most rows of a product. blocks: of rows in blocks.
   CudaGemm(std::shared_ptr<PackedMatrices> packed,
            int64_t max_m,
            const GemmContext& context,

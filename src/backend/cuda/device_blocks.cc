@@ -47,13 +47,14 @@ class Arrays final {
 /// What a spec has in GPU memory, whose beginning is not known yet.
 struct PlacedBlocks {
   IntBlocks known;
-  size_t bits = 0, masks = 0;
+  size_t bits = 0, masks = 0, places = 0;
   std::optional<size_t> columns;
 
   [[nodiscard]] IntBlocks at(const std::byte* memory) const {
     IntBlocks view = known;
     view.bits = reinterpret_cast<const uint8_t*>(memory + bits);
     view.masks = reinterpret_cast<const uint8_t*>(memory + masks);
+    view.wide.places = reinterpret_cast<const int32_t*>(memory + places);
     view.columns = columns ? reinterpret_cast<const int32_t*>(memory + *columns) : nullptr;
     return view;
   }
@@ -87,18 +88,24 @@ void set_bits(const std::vector<uint8_t>& masks, IntBlocks& blocks) {
 Result<PlacedBlocks> place(const ActSpec& spec, const Weights& weights, Arrays& arrays) {
   if (spec.blocks == nullptr) {
     return make_error(StatusCode::kInvalidArgument,
-                      "activations in blocks of 4 and 8 bits without the bits of their blocks");
+                      "activations in blocks of two precisions without the bits of their blocks");
   }
   const BlockPrecision& blocks = *spec.blocks;
   NIBBLE_RETURN_IF_ERROR(check_blocks(blocks, spec.format, weights.format, weights.k));
-  const std::vector<uint8_t> masks = masks_of(blocks);
   PlacedBlocks placed;
   placed.known = {.block = blocks.block,
                   .scales = block_scales_of(weights.format, spec.format),
                   .clip = blocks.clip};
   placed.bits = arrays.add(std::span<const uint8_t>(blocks.bits));
-  set_bits(masks, placed.known);
-  placed.masks = arrays.add(std::span<const uint8_t>(masks));
+  if (placed.known.scales == BlockScales::kWide) {
+    const WideOrder order = wide_order(blocks);
+    placed.known.wide = order.rows(nullptr);
+    placed.places = arrays.add(std::span<const int32_t>(order.places));
+  } else {
+    const std::vector<uint8_t> masks = masks_of(blocks);
+    set_bits(masks, placed.known);
+    placed.masks = arrays.add(std::span<const uint8_t>(masks));
+  }
   if (spec.columns != nullptr) {
     NIBBLE_RETURN_IF_ERROR(check_columns(*spec.columns, weights.k));
     placed.columns = arrays.add(std::span<const int32_t>(*spec.columns));
@@ -116,10 +123,41 @@ Status copy_blocks(std::span<const std::byte> bytes, std::byte* to) {
 
 }  // namespace
 
+WideOrder wide_order(const BlockPrecision& blocks) {
+  constexpr int kRun = 32, kInt8Run = 4 * kRun, kBf16Run = 2 * kRun;  // channels of 128 bytes
+  WideOrder order;
+  const auto begin_part = [&](uint8_t bits, int channel_bytes, int first_byte) {
+    int channels = 0;
+    order.places.resize(blocks.bits.size());
+    for (size_t b = 0; b < blocks.bits.size(); ++b) {
+      if (blocks.bits[b] != bits) {
+        continue;
+      }
+      order.places[b] = first_byte + channels * channel_bytes;
+      channels += blocks.block;
+      for (int i = 0; i < blocks.block / kRun; ++i) {
+        order.runs.push_back(static_cast<int32_t>(b) * (blocks.block / kRun) + i);
+      }
+    }
+    return channels;
+  };
+  const auto fill_up = [&](int channels, int of_block) {  // to an even number of K blocks
+    const int k_blocks = round_up(channels, 2 * of_block) / of_block;
+    order.runs.resize(
+        order.runs.size() + static_cast<size_t>((k_blocks * of_block - channels) / kRun), -1);
+    return k_blocks;
+  };
+  order.int8_channels = begin_part(8, 1, 0);
+  order.int8_blocks = fill_up(order.int8_channels, kInt8Run);
+  const int bf16_channels = begin_part(16, 2, order.int8_blocks * 128);
+  order.bf16_blocks = fill_up(bf16_channels, kBf16Run);
+  return order;
+}
+
 Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& spec,
                                                                  const WeightFormat& weight,
                                                                  int64_t k) {
-  if (spec.format != ActFormat::kIntBlocks) {
+  if (!in_blocks(spec.format)) {
     return std::shared_ptr<const DeviceBlocks>();
   }
   Arrays arrays;

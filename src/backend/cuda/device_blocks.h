@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "backend/cuda/int_blocks.h"
 #include "core/device_buffer.h"
@@ -9,10 +10,10 @@
 
 namespace nibble::cuda {
 
-/// What a product's rows in blocks of 4 and 8 bits need of GPU memory.
+/// What a product's rows in blocks of two precisions need of GPU memory.
 class DeviceBlocks final {
  public:
-  /// Of a spec of kIntBlocks; null for other formats. The errors of check_blocks(), and
+  /// Of a spec in blocks; null for other formats. The errors of check_blocks(), and
   /// kInvalidArgument where columns are no permutation of k.
   static Result<std::shared_ptr<const DeviceBlocks>> create(const ActSpec& spec,
                                                             const WeightFormat& weight,
@@ -50,5 +51,19 @@ class DeviceExpertBlocks final {
   DeviceBuffer memory_;
   ExpertBlocks view_;
 };
+
+/// The order of K for products of kBf16Blocks: the blocks in INT8, then those in BF16, as they
+/// follow each other, each part filled up as WideRows says.
+struct WideOrder {
+  std::vector<int32_t> places;  // WideRows::places
+  std::vector<int32_t> runs;    // which 32 of K every 32 channels of this order are; -1: none
+  int int8_channels = 0;
+  int int8_blocks = 0, bf16_blocks = 0;
+
+  [[nodiscard]] WideRows rows(const int32_t* device_places) const {
+    return {int8_channels, int8_blocks, bf16_blocks, device_places};
+  }
+};
+[[nodiscard]] WideOrder wide_order(const BlockPrecision& blocks);
 
 }  // namespace nibble::cuda

@@ -27,9 +27,9 @@ inline constexpr size_t kGemmCounterBytes = 16384;
 
 /// One step's product. All pointers are device memory; x and y are 16-byte aligned.
 struct GemmLaunch {
-  const void* x = nullptr;            // [m, k] dense
+  const void* x = nullptr;            // [m, k] dense, of kBf16Blocks as int_blocks.h says
   const float* x_scales = nullptr;    // [m, row_scales()], for the forms that have scales
-  const IntBlocks* blocks = nullptr;  // of kIntBlocks, whose scales lie as int_blocks.h says
+  const IntBlocks* blocks = nullptr;  // of forms in blocks, which lie as int_blocks.h says
   const void* packed = nullptr;       // the weights, as pack() left them
   const float* bias = nullptr;        // [n], or none
   void* y = nullptr;                  // [m, n] rows y_stride elements apart

@@ -6,22 +6,38 @@
 
 namespace nibble::cuda {
 
+/// How rows of ActFormat::kBf16Blocks lie: bytes of the channels in INT8, then the numbers of those
+/// in BF16, each part filled up with zeros to K blocks of 128 bytes, an even number of them.
+struct WideRows {
+  int int8_channels = 0;
+  int int8_blocks = 0, bf16_blocks = 0;  // of 128 and of 64 channels
+  const int32_t* places = nullptr;       // [k / block], device memory: the byte of a row that each
+                                         // block begins at
+
+  [[nodiscard]] constexpr int blocks() const { return int8_blocks + bf16_blocks; }
+  [[nodiscard]] constexpr int64_t row_bytes() const { return int64_t{128} * blocks(); }
+};
+
+/// The most bytes of a row of k channels, in numbers of BF16.
+[[nodiscard]] constexpr int64_t most_wide_row_numbers(int64_t k) { return k + 256; }
+
 /// Tables of so many channels travel with the arguments of a launch: what lies in memory, out of
 /// whose caches a step's weights have driven it, takes a microsecond to come.
 inline constexpr int64_t kChannelsHere = 65536;
 
-/// Rows in blocks of 4 and 8 bits (ActFormat::kIntBlocks), as kernels see them: pointers are device
-/// memory.
+/// Rows in blocks of two precisions (ActFormat::kIntBlocks, kBf16Blocks), as kernels see them:
+/// pointers are device memory.
 struct IntBlocks {
   int block = 0;                              // channels
   bool here = false;                          // whether `eight` has all channels
   uint32_t eight[kChannelsHere / 1024] = {};  // a bit for each 32 channels, 1 for 8 bits
   BlockScales scales = BlockScales::kEach;
   float clip = 1.0F;
-  const uint8_t* bits = nullptr;     // [k / block], 4 or 8
+  const uint8_t* bits = nullptr;     // [k / block], 4 or 8; of kBf16Blocks 8 or 16
   const int32_t* columns = nullptr;  // [k]: which element of the row each channel is; or none
   // Of each of int_k_blocks() blocks of 128 of K a bit for each 32 channels, 1 for 8 bits.
   const uint8_t* masks = nullptr;
+  WideRows wide;  // of kBf16Blocks
 };
 
 /// Those of the rows that the experts of a layer read.

@@ -32,7 +32,7 @@ GemmScratch::Rows scratch_rows(const GemmProblem& problem, int64_t max_m) {
   constexpr int64_t kMostTileTokens = 128;
   const bool of_blocks = problem.act == ActFormat::kIntBlocks;
   return {.m = of_blocks ? int_scale_stride(max_m) + kMostTileTokens : max_m,
-          .k = problem.k,
+          .k = problem.act == ActFormat::kBf16Blocks ? most_wide_row_numbers(problem.k) : problem.k,
           .row_scales = row_scales(problem.act, problem.k)};
 }
 

@@ -20,6 +20,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A16Sm90,
       kGemmW4A8Sm90,
       kGemmW4A8LevelsSm90,
+      kGemmW4A8Bf16Sm90,
       kGemmW8A8Int8Sm90,
       kGemmW8A8Fp8Sm90,
       kGemmW8A16Sm90,
@@ -31,6 +32,7 @@ std::span<const GemmEntry> gemm_entries() {
       kExpertsW4Ax,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
+      kGemmW4A8Bf16Sm80,
       kGemmW4AxSm80,
       kGemmW8A8Int8Sm80,
       kGemmW8A8Fp8Sm89,

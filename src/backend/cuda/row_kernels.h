@@ -28,8 +28,8 @@ inline constexpr int64_t kFp8GroupSize = 128;  // of ActFormat::kFp8Group
 [[nodiscard]] constexpr int64_t row_scales(ActFormat act, int64_t n) {
   return act == ActFormat::kFp8Group    ? (n + kFp8GroupSize - 1) / kFp8GroupSize
          : act == ActFormat::kIntBlocks ? int_k_blocks(n) * 4
-         : act == ActFormat::kInt8Token || act == ActFormat::kFp8Token ? 1
-                                                                       : 0;
+         : act == ActFormat::kFloat || act == ActFormat::kBf16 ? 0
+                                                               : 1;
 }
 
 /// Rows of activations for the next matrix product, rounded as quant/codec.h and the CPU do:
@@ -40,13 +40,16 @@ inline constexpr int64_t kFp8GroupSize = 128;  // of ActFormat::kFp8Group
 ///   kFp8Group   the same for each 128 elements of a row; scales [rows, row_scales()]
 ///   kIntBlocks  values [rows, n] int8, as quant/block_rounding.h says of `blocks`; scales as
 ///               int_blocks.h says of their places
+///   kBf16Blocks values as WideRows says: int8, as quant/block_rounding.h says of its blocks of 8
+///               bits, and bf16; scales [rows] of the int8, NaN where fixed_unit() of a block in
+///               BF16 is
 /// A row (or 128 of it) of zeros has scale 0 and codes 0; one that is not finite has a NaN as its
 /// scale.
 struct QuantizedRows {
   ActFormat format = ActFormat::kBf16;
   void* values = nullptr;
   float* scales = nullptr;
-  IntBlocks blocks;  // of kIntBlocks
+  IntBlocks blocks;  // of forms in blocks
 };
 
 /// out[r] = the norm of x[s], where s = row_index[r], or r without index.

@@ -9,6 +9,7 @@
 #include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/testing/faulty_gemm.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/testing/random_blocks.h"
 #include "base/f16.h"
 #include "quant/scheme.h"
 #include "quant/testing/random_levels.h"
@@ -54,13 +55,14 @@ struct Layer {
       : upper(random_weight(scheme.weight, n, k, 1)),
         lower(random_weight(scheme.weight, n / 2, k, 2)),
         parts{view_of(upper), view_of(lower)},
-        act(scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act) {
+        act(scheme.act == ActFormat::kFloat ? ActSpec(ActFormat::kBf16)
+                                            : random_act(scheme, k, 3)) {
     parts[0].name = "file: tensor model.layers.0.mlp.gate_proj.weight";
     parts[1].name = "file: tensor model.layers.0.mlp.up_proj.weight";
   }
   QuantTensor upper, lower;
   std::vector<QuantView> parts;
-  ActFormat act;
+  ActSpec act;
 };
 
 /// The self-test of every kernel for up to max_m rows.
@@ -75,8 +77,8 @@ bool has(const Status& status, std::string_view text) {
 TEST(SelfCheck, PassesWhatIsRight) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  for (const char* name :
-       {"bf16", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block", "w4a16_g32", "w4a16_g128", "w4a8"}) {
+  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block", "w4a16_g32",
+                           "w4a16_g128", "w4a8", "w4a8_bf16"}) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1024, 14336}, {96, 256}}) {
       const Layer layer(find_scheme(name).value(), n, k);
       for (const int64_t max_m : {512, 1, 5}) {
@@ -122,8 +124,8 @@ TEST(SelfCheck, TakesLittleTime) {
 TEST(SelfCheck, NamesAKernelThatIsWrong) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  for (const char* name :
-       {"bf16", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block", "w4a16_g32", "w4a16_g128", "w4a8"}) {
+  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block", "w4a16_g32",
+                           "w4a16_g128", "w4a8", "w4a8_bf16"}) {
     Layer layer(find_scheme(name).value(), 512, 1024);
     const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 256).value();
     // The file now says something else about the last row of the second matrix.

@@ -1,5 +1,4 @@
 #include <bit>
-#include <cstdlib>
 #include <optional>
 
 #include "backend/cuda/kernels/attention/launch.h"
@@ -13,6 +12,10 @@ size_t partial_floats(const DecodeGrid& grid, int head_dim) {
          static_cast<size_t>(head_dim);
 }
 
+/// Rounds of blocks that have a KV head of a sequence each: with more of them a plan, which cuts
+/// long sequences, is worth its time.
+constexpr int64_t kMostWaves = 2;
+
 /// Clusters of attention/decode_short.cuh: of so many blocks, as log2; none where it is not worth
 /// it. It appends, and so cannot code a group of keys.
 std::optional<int32_t> short_cluster(const AttentionShape& shape, const StepMetadata& step) {
@@ -23,16 +26,15 @@ std::optional<int32_t> short_cluster(const AttentionShape& shape, const StepMeta
     return std::nullopt;
   }
   const int64_t clusters = int64_t{step.sequences} * shape.kv.kv_heads * grid.groups;
-  // All run at once. Of large clusters a part of the GPU whose multiprocessors are no multiple of
-  // them leaves some idle; small ones leave a long sequence among short ones to few blocks.
+  // Clusters all run at once. Of large ones a part of the GPU whose multiprocessors are no multiple
+  // of them leaves some idle; small ones leave a long sequence among short ones to few blocks.
   for (const int32_t log2 : {3, 2}) {
     if ((clusters << log2) * 4 <= grid.blocks * 3) {
       return log2;
     }
   }
   for (const int32_t log2 : {1, 0}) {
-    const char* waves = std::getenv("NIBBLE_WAVES");
-    const int64_t most = grid.blocks * (log2 == 0 && waves != nullptr ? std::atoi(waves) : 1);
+    const int64_t most = log2 == 0 ? kMostWaves * int64_t{grid.blocks} : grid.blocks;
     if (step.longest <= kShorterAttention && clusters << log2 <= most) {
       return log2;
     }

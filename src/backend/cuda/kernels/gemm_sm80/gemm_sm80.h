@@ -6,6 +6,7 @@ namespace nibble::cuda {
 
 /// Matrix products by mma.sync for sm_80 and up (gemm_sm80/mma.cuh), for every n and k % 64 == 0.
 extern const GemmEntry kGemmW4A8Sm80;
+extern const GemmEntry kGemmW4A8Bf16Sm80;  // k % 32 == 0
 extern const GemmEntry kGemmW8A8Int8Sm80;
 extern const GemmEntry kGemmW8A8Fp8Sm89;       // needs sm_89
 extern const GemmEntry kGemmW8A8Fp8BlockSm89;  // as well

@@ -84,6 +84,12 @@ Status allow_shared(Kernel* kernel, size_t bytes, std::string_view name) {
 Result<std::unique_ptr<GemmKernel>> GemmSm90::make(const GemmSm90Family& family,
                                                    const GemmProblem& problem,
                                                    const DeviceInfo& device) {
+  NIBBLE_ASSIGN_OR_RETURN(void* encode_map, prepare(family));
+  return std::unique_ptr<GemmKernel>(
+      std::make_unique<GemmSm90>(family, problem, device, encode_map));
+}
+
+Result<void*> GemmSm90::prepare(const GemmSm90Family& family) {
   void* encode_map = nullptr;
   cudaDriverEntryPointQueryResult found{};
   NIBBLE_RETURN_IF_ERROR(
@@ -100,11 +106,7 @@ Result<std::unique_ptr<GemmKernel>> GemmSm90::make(const GemmSm90Family& family,
   for (const GroupedSm90Tile& tile : family.grouped) {
     NIBBLE_RETURN_IF_ERROR(allow_shared(tile.kernel, tile.shared_bytes, family.name));
   }
-  auto kernel = std::make_unique<GemmSm90>(family, problem, device, encode_map);
-  for (const GemmSm90Tile& tile : family.tiles) {
-    kernel->clusters_.push_back(count_clusters(tile));
-  }
-  return std::unique_ptr<GemmKernel>(std::move(kernel));
+  return encode_map;
 }
 
 GemmSm90::GemmSm90(const GemmSm90Family& family,
@@ -118,7 +120,19 @@ GemmSm90::GemmSm90(const GemmSm90Family& family,
       row_blocks_(static_cast<int>(ceil_div(n_, 64))),
       k_blocks_(static_cast<int>(ceil_div(ceil_div(k_, family.block_elements), family.depth)) *
                 family.depth),
-      encode_map_(encode_map) {}
+      encode_map_(encode_map) {
+  for (const GemmSm90Tile& tile : family.tiles) {
+    clusters_.push_back(count_clusters(tile));
+  }
+}
+
+cudaError_t GemmSm90::pack_codes(const void* codes, void* units, cudaStream_t stream) const {
+  return family_.pack(codes, n_, k_, units, stream);
+}
+
+cudaError_t GemmSm90::unpack_codes(const void* units, void* codes, cudaStream_t stream) const {
+  return family_.unpack(units, n_, k_, codes, stream);
+}
 
 size_t GemmSm90::code_bytes() const {
   return static_cast<size_t>(row_blocks_) * static_cast<size_t>(k_blocks_) *
@@ -135,7 +149,7 @@ cudaError_t GemmSm90::pack(const void* codes,
                            void* packed,
                            cudaStream_t stream) const {
   auto* end = static_cast<uint8_t*>(packed) + code_bytes();
-  if (const cudaError_t error = family_.pack(codes, n_, k_, packed, stream); error != cudaSuccess) {
+  if (const cudaError_t error = pack_codes(codes, packed, stream); error != cudaSuccess) {
     return error;
   }
   if (family_.pack_scales != nullptr) {
@@ -157,8 +171,7 @@ cudaError_t GemmSm90::unpack(const void* packed,
                              void* codes,
                              float* scales,
                              cudaStream_t stream) const {
-  if (const cudaError_t error = family_.unpack(packed, n_, k_, codes, stream);
-      error != cudaSuccess) {
+  if (const cudaError_t error = unpack_codes(packed, codes, stream); error != cudaSuccess) {
     return error;
   }
   if (family_.unpack_scales != nullptr) {
@@ -314,6 +327,7 @@ cudaError_t GemmSm90::run_schedule(int index,
       .n = static_cast<int>(n_),
       .row_blocks = row_blocks_,
       .k_blocks = k_blocks_,
+      .int8_blocks = int8_blocks_,
       .result = args.result,
       .schedule = schedule};
   const int cluster = std::max(tile.cluster, kernel_args.schedule.cluster);

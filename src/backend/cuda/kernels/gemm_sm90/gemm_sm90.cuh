@@ -46,22 +46,46 @@ __device__ __forceinline__ const uint8_t* units_of(const GemmSm90Args& args,
                                                    int step,
                                                    int b) {
   const int block = min(part.row_tile * Tile::kRowBlocks + b, args.row_blocks - 1);
-  return args.weights +
-         (static_cast<int64_t>(block) * args.k_blocks + step * Tile::kDepth) * Codec::kUnitBytes;
+  const int k_block = step * Tile::kDepth;
+  if constexpr (InTwoParts<Codec>) {
+    static_assert(Codec::Int8::kUnitBytes == 2 * Codec::Bf16::kUnitBytes);
+    const int64_t halves = static_cast<int64_t>(block) * (args.k_blocks + args.int8_blocks) +
+                           k_block + min(k_block, args.int8_blocks);
+    return args.weights + halves * Codec::Bf16::kUnitBytes;
+  } else {
+    return args.weights +
+           (static_cast<int64_t>(block) * args.k_blocks + k_block) * Codec::kUnitBytes;
+  }
 }
 
+// Calls f<codec>() with the codec of this step's units.
+template <typename Codec, typename Tile, typename F>
+__device__ __forceinline__ void with_codec(const GemmSm90Args& args, int step, const F& f) {
+  if constexpr (!InTwoParts<Codec>) {
+    f.template operator()<Codec>();
+  } else if (step * Tile::kDepth < args.int8_blocks) {
+    f.template operator()<typename Codec::Int8>();
+  } else {
+    f.template operator()<typename Codec::Bf16>();
+  }
+}
+
+// Announces the copies of a step and begins with its weights.
 template <typename Codec, typename Tile>
 __device__ void copy_weights(
     const GemmSm90Args& args, const GemmPart& part, int step, uint32_t stage, uint32_t barrier) {
-  constexpr int kBytes = Tile::kDepth * Codec::kUnitBytes;
   // What is read once leaves the L2 cache to activations and results.
   const ptx::CacheHint hint =
       args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
+  with_codec<Codec, Tile>(args, step, [&]<typename Units>() {
+    constexpr int kBytes = Tile::kDepth * Units::kUnitBytes;
+    ptx::barrier_arrive_expect(barrier, GemmShared<Units, Tile>::kCopiedBytes);
 #pragma unroll
-  for (int b = 0; b < Tile::kRowBlocks; ++b) {
-    ptx::bulk_copy(stage + b * kBytes, units_of<Codec, Tile>(args, part, step, b), kBytes, barrier,
-                   hint);
-  }
+    for (int b = 0; b < Tile::kRowBlocks; ++b) {
+      ptx::bulk_copy(stage + b * kBytes, units_of<Codec, Tile>(args, part, step, b), kBytes,
+                     barrier, hint);
+    }
+  });
 }
 
 template <typename Codec, typename Tile>
@@ -96,7 +120,6 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
     int count = 0;
     while (count < Tile::kStages && next_part<Tile>(parts, part)) {
       for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
-        ptx::barrier_arrive_expect(full + 8 * count, Shared::kCopiedBytes);
         copy_weights<Codec, Tile>(args, part, step, base + count * Shared::kStageBytes,
                                   full + 8 * count);
       }
@@ -115,7 +138,6 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
       const uint32_t barrier = full + 8 * place.stage;
       if (count >= Tile::kStages) {
         ptx::barrier_wait_to_refill(empty + 8 * place.stage, place.parity ^ 1);
-        ptx::barrier_arrive_expect(barrier, Shared::kCopiedBytes);
         copy_weights<Codec, Tile>(args, part, step, stage, barrier);
       }
       copy_x<Codec, Tile>(x, part, step, stage, barrier);
@@ -233,6 +255,55 @@ __device__ __forceinline__ bool uniform(bool value) {
   return __shfl_sync(0xffffffffU, value ? 1 : 0, 0) != 0;
 }
 
+// Sums of both parts: those of INT8 are turned in place into what those of BF16 are added to.
+template <typename Codec, typename Tile>
+__device__ __forceinline__ void accumulate_both(float (&sums)[Tile::kBlocks][Tile::kTokens / 2],
+                                                const GemmSm90Args& args,
+                                                const GemmPart& part,
+                                                RingPlace<Tile::kStages>& place,
+                                                int group,
+                                                int thread,
+                                                uint32_t base) {
+  using Int8 = typename Codec::Int8;
+  using Bf16 = typename Codec::Bf16;
+  using Shared = GemmShared<Codec, Tile>;
+  static_assert(GemmShared<Int8, Tile>::kStageBytes == Shared::kStageBytes &&
+                GemmShared<Bf16, Tile>::kStageBytes == Shared::kStageBytes);
+  const int all = part.end - part.begin;
+  const int first = min(max(args.int8_blocks / Tile::kDepth - part.begin, 0), all);
+  const int int8_steps = __shfl_sync(0xffffffffU, first, 0);  // to uniform registers
+  const int bf16_steps = __shfl_sync(0xffffffffU, all - first, 0);
+  const TokenTerms<Tile::kTokens> tokens = load_token_terms<Int8, Tile>(args, part, thread);
+  int32_t exact[Tile::kBlocks][Tile::kTokens / 2];
+  clear(exact);
+  if (int8_steps > 0) {
+    accumulate<Int8, Tile>(exact, place, int8_steps, group, thread, base);
+  }
+  const uint32_t scales = base + Shared::kScales + group * Shared::kScaleBytes;
+  share_terms(tokens, group, thread, scales);
+#pragma unroll
+  for (int octet = 0; octet < Tile::kTokens / 8; ++octet) {
+    constexpr float kUnit = Int8::kScale / Codec::kScale;
+    const float2 both = terms_of(tokens, octet, thread, scales);
+    const float factors[2] = {__fmul_rn(both.x, kUnit), __fmul_rn(both.y, kUnit)};
+#pragma unroll
+    for (int b = 0; b < Tile::kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto sum = static_cast<float>(exact[b][4 * octet + i]);
+        sums[b][4 * octet + i] = __fmul_rn(sum, factors[i % 2]);
+      }
+    }
+  }
+#pragma unroll
+  for (int b = 0; b < Tile::kBlocks; ++b) {
+    ptx::pin(sums[b]);  // in front of the products' fence
+  }
+  if (bf16_steps > 0) {
+    accumulate<Bf16, Tile>(sums, place, bf16_steps, group, thread, base);
+  }
+}
+
 template <typename Codec, typename Tile>
 __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
                                                int group,
@@ -250,10 +321,14 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
   ptx::wait_for_predecessor();
   while (more) {
     ptx::MmaSum<Codec::kType> sums[Tile::kBlocks][Tile::kTokens / 2];
-    clear(sums);
     const TokenTerms<Tile::kTokens> tokens = load_token_terms<Codec, Tile>(args, part, thread);
-    const int steps = __shfl_sync(0xffffffffU, part.end - part.begin, 0);  // to uniform registers
-    accumulate<Codec, Tile>(sums, place, steps, group, thread, base);
+    if constexpr (InTwoParts<Codec>) {
+      accumulate_both<Codec, Tile>(sums, args, part, place, group, thread, base);
+    } else {
+      clear(sums);
+      const int steps = __shfl_sync(0xffffffffU, part.end - part.begin, 0);  // to uniform registers
+      accumulate<Codec, Tile>(sums, place, steps, group, thread, base);
+    }
     bool stored = false;
     if constexpr (Tile::kClusters) {
       if (args.schedule.cluster > 1) {

@@ -52,12 +52,15 @@ struct GemmSm90Family {
   std::span<const GroupedSm90Tile> grouped = {};
 };
 
-class GemmSm90 final : public GemmKernel {
+class GemmSm90 : public GemmKernel {
  public:
   static Result<std::unique_ptr<GemmKernel>> make(const GemmSm90Family& family,
                                                   const GemmProblem& problem,
                                                   const DeviceInfo& device);
+  /// Readies a family's kernels for the present device. The driver's cuTensorMapEncodeTiled.
+  static Result<void*> prepare(const GemmSm90Family& family);
 
+  /// Of a family that has been prepared.
   GemmSm90(const GemmSm90Family& family,
            const GemmProblem& problem,
            const DeviceInfo& device,
@@ -87,16 +90,25 @@ class GemmSm90 final : public GemmKernel {
   [[nodiscard]] GemmSchedule schedule(int tile, int64_t m) const;
   [[nodiscard]] std::span<const GemmSm90Tile> tiles() const { return family_.tiles; }
 
+ protected:
+  /// Of the units, and codes to and from them.
+  [[nodiscard]] virtual size_t code_bytes() const;
+  virtual cudaError_t pack_codes(const void* codes, void* units, cudaStream_t stream) const;
+  virtual cudaError_t unpack_codes(const void* units, void* codes, cudaStream_t stream) const;
+  [[nodiscard]] int row_blocks() const { return row_blocks_; }
+  /// GemmSm90Args::int8_blocks.
+  void set_int8_blocks(int blocks) { int8_blocks_ = blocks; }
+
  private:
   [[nodiscard]] GemmSm90Plan plan(size_t tile, int64_t m, bool in_pairs) const;
-  [[nodiscard]] size_t code_bytes() const;
   /// Of x [rows, k], in boxes of one K block x box_rows; false where the driver refuses.
   [[nodiscard]] bool map_x(const void* x, int64_t rows, int box_rows, CUtensorMap& map) const;
 
   const GemmSm90Family& family_;
   int64_t n_, k_;
   int sms_;
-  int row_blocks_, k_blocks_;                 // of the packed weights
+  int row_blocks_, k_blocks_;  // of the packed weights
+  int int8_blocks_ = 0;
   void* encode_map_;                          // the driver's cuTensorMapEncodeTiled
   std::vector<std::array<int, 4>> clusters_;  // of 2, 3, 4 and 8 blocks at once, for each tile
 };
@@ -112,8 +124,10 @@ inline constexpr int64_t kGemmMaxIntegerK = 131008;
                                                ActFormat act);
 
 /// INT4 weights per channel, or in groups of two levels, x INT8 activations per token; INT8 x INT8;
-/// E4M3 x E4M3; INT8 and INT4 per channel x BF16; BF16 x BF16; MXFP4 x E4M3 per token.
+/// E4M3 x E4M3; INT8 and INT4 per channel x BF16; BF16 x BF16; MXFP4 x E4M3 per token; INT4 per
+/// channel x blocks of INT8 and BF16.
 extern const GemmEntry kGemmW4A8Sm90;
+extern const GemmEntry kGemmW4A8Bf16Sm90;
 extern const GemmEntry kGemmW4A8LevelsSm90;
 extern const GemmEntry kGemmW8A8Int8Sm90;
 extern const GemmEntry kGemmW8A8Fp8Sm90;

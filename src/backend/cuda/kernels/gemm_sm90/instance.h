@@ -22,6 +22,7 @@ struct GemmSm90Args {
   int64_t y_stride = 0;
   int m = 0, n = 0;
   int row_blocks = 0, k_blocks = 0;
+  int int8_blocks = 0;  // of codecs in two parts: so many of the K blocks are the first part
   GemmResult result = GemmResult::kBf16;
   GemmSchedule schedule;
 };

@@ -47,13 +47,29 @@ __device__ __forceinline__ void begin_codec() {
   }
 }
 
+/// Codecs of products whose K blocks are of two kinds, those of Codec::Int8 in front of those of
+/// Codec::Bf16, with units of their own; Codec itself is what the sums are in the end.
+template <typename Codec>
+concept InTwoParts = requires {
+  typename Codec::Int8;
+  typename Codec::Bf16;
+};
+
+/// Bytes of a stage for each unit: of codecs that share a ring with larger ones, more than it has.
+template <typename Codec>
+inline constexpr int kUnitRoom = Codec::kUnitBytes;
+template <typename Codec>
+requires requires { Codec::kUnitRoom; }
+inline constexpr int kUnitRoom<Codec> = Codec::kUnitRoom;
+
 template <typename Codec, typename Tile>
 struct GemmShared {
-  static constexpr int kUnitsBytes = Tile::kRowBlocks * Tile::kDepth * Codec::kUnitBytes;
-  static constexpr int kWeightBytes = (kUnitsBytes + 1023) / 1024 * 1024;  // x follows
-  static constexpr int kXBytes = Tile::kTokens * 128;                      // of one K block
+  static constexpr int kUnits = Tile::kRowBlocks * Tile::kDepth;
+  static constexpr int kWeightBytes =
+      (kUnits * kUnitRoom<Codec> + 1023) / 1024 * 1024;  // x follows
+  static constexpr int kXBytes = Tile::kTokens * 128;    // of one K block
   static constexpr int kStageBytes = kWeightBytes + Tile::kDepth * kXBytes;
-  static constexpr int kCopiedBytes = kUnitsBytes + Tile::kDepth * kXBytes;
+  static constexpr int kCopiedBytes = kUnits * Codec::kUnitBytes + Tile::kDepth * kXBytes;
   static constexpr int kBarriers = Tile::kStages * kStageBytes;  // full, then empty
   static constexpr int kFlags = kBarriers + 16 * Tile::kStages;
   // Of each warpgroup: scales of its tokens, and results on their way (gemm_sm90/store.cuh).

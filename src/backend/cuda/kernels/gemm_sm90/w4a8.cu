@@ -1,53 +1,22 @@
 // y [m, n] = x [m, k] int8 · (w [n, k] int4)ᵀ with one scale for each channel and each token,
 // summed exactly in int32: results do not depend on m, tiles or the order of parts.
-//
-// A weight becomes an int8 operand in the high half of a byte, 16 times its value, in one operation
-// for four of them (COMET, section 4: zero extension by position); the scale makes up for it, which
-// is exact. |sum| <= 16 * 8 * 127 k fits an int32 for k up to 132104.
 
 #include "backend/cuda/kernels/gemm_sm90/grouped.cuh"
-#include "backend/cuda/kernels/gemm_sm90/pack.cuh"
+#include "backend/cuda/kernels/gemm_sm90/int4.cuh"
 
 namespace nibble::cuda {
 namespace {
-
-/// Byte b of a 32-bit word is element 4 (t % 4) + b of half a K step: the low nibble of the even
-/// channel, the high one of the odd, in two's complement.
-struct Int4Codec : HalvesCodec {
-  static constexpr ptx::MmaType kType = ptx::MmaType::kInt8;
-  static constexpr int kBlockElements = 128;
-  static constexpr float kScale = 1.0F / 16.0F;
-
-  static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
-    expand_words(fetched, a, [](uint32_t word, uint32_t* to) {
-      to[0] = (word << 4) & 0xf0f0f0f0U;
-      to[1] = word & 0xf0f0f0f0U;
-    });
-  }
-};
 
 // One thread for each 32-bit word of the units.
 __global__ void pack_int4(
     const uint32_t* codes, int64_t n, int64_t k, int k_blocks, uint32_t* units) {
   const int64_t unit = blockIdx.x;
-  const int row0 = static_cast<int>(unit / k_blocks) * 64;
-  for (int i = static_cast<int>(threadIdx.x); i < Int4Codec::kUnitBytes / 4;
+  const int64_t row0 = unit / k_blocks * 64, column0 = unit % k_blocks * 128;
+  const Int4Codes from{codes, n, k};
+  for (int i = static_cast<int>(threadIdx.x); i < Int4Codec::kUnitWords;
        i += static_cast<int>(blockDim.x)) {
-    const int thread = (i >> 2) & 127;
-    const int step = 2 * (i >> 9) + ((i & 3) >> 1);
-    const int64_t column = unit % k_blocks * 128 + 32 * step + 16 * (i & 1) + 4 * (thread & 3);
-    uint32_t word = 0;
-    for (int odd = 0; odd < 2; ++odd) {
-      const int64_t row = row0 + gemm_row(thread, odd);
-      if (row >= n || column >= k) {
-        continue;
-      }
-      const uint32_t four = codes[row * (k / 8) + column / 8] >> (4 * (column % 8));
-      for (int b = 0; b < 4; ++b) {
-        word |= (((four >> (4 * b)) & 15U) ^ 8U) << (8 * b + 4 * odd);
-      }
-    }
-    units[unit * (Int4Codec::kUnitBytes / 4) + i] = word;
+    units[unit * Int4Codec::kUnitWords + i] = Int4Codec::word(
+        i, [&](int row, int column) { return from.at<4>(row0 + row, column0 + column); });
   }
 }
 
@@ -60,19 +29,11 @@ __global__ void unpack_int4(
   }
   const int64_t row = i / (k / 8);
   const int64_t column = i % (k / 8) * 8;
-  const int64_t unit = row / 64 * k_blocks + column / 128;
-  uint32_t word = 0;
-  for (int j = 0; j < 8; j += 4) {
-    const int within = static_cast<int>(column % 128) + j;
-    const int step = within / 32;
-    const int thread = gemm_thread(static_cast<int>(row % 64), within);
-    const uint32_t four = units[unit * (Int4Codec::kUnitBytes / 4) + step / 2 * 512 + thread * 4 +
-                                step % 2 * 2 + within / 16 % 2];
-    for (int b = 0; b < 4; ++b) {
-      word |= (((four >> (8 * b + 4 * (row % 2))) & 15U) ^ 8U) << (4 * (j + b));
-    }
-  }
-  codes[i] = word;
+  const uint32_t* unit = units + (row / 64 * k_blocks + column / 128) * Int4Codec::kUnitWords;
+  const auto four = [&](int64_t at) {
+    return Int4Codec::four(unit, static_cast<int>(row % 64), static_cast<int>(at % 128));
+  };
+  codes[i] = four(column) | four(column + 4) << 16;
 }
 
 struct Int4Packing {

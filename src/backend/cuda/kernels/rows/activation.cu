@@ -35,6 +35,7 @@ __device__ __forceinline__ IntBlocks blocks_of(const ActivationArgs& args, int64
   blocks.clip = alike ? args.out.blocks.clip : own->clip;
   blocks.bits = alike ? args.out.blocks.bits : own->bits;
   blocks.columns = alike ? args.out.blocks.columns : own->columns;
+  blocks.wide = alike ? args.out.blocks.wide : own->wide;
   return blocks;
 }
 
@@ -68,14 +69,17 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const Activa
   }
 }
 
-/// One piece per thread, one row per cluster.
+/// One piece per thread, one row per cluster. Rows of kBf16Blocks have a largest magnitude in INT8
+/// and one in BF16.
 template <Kind kKind, ActFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void activation_cluster_kernel(
     const ActivationArgs args) {
 #if __CUDA_ARCH__ >= 900
-  __shared__ uint32_t largest;
-  if (threadIdx.x == 0) {
-    largest = 0;
+  constexpr bool kWide = kFormat == ActFormat::kBf16Blocks;
+  constexpr int kClasses = kWide ? 2 : 1;
+  __shared__ uint32_t largest[kClasses];
+  if (threadIdx.x < kClasses) {
+    largest[threadIdx.x] = 0;
   }
   __syncthreads();
   ptx::allow_successor();
@@ -95,23 +99,47 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_cluster_kernel(
       own = max(own, magnitude_bits(value));
     }
   }
-  own = __reduce_max_sync(kAllLanes, own);
-  if (threadIdx.x % 32 == 0) {
-    atomicMax(&largest, own);
+  uint32_t of_row[kClasses];
+#pragma unroll
+  for (int c = 0; c < kClasses; ++c) {
+    bool counts = true;
+    if constexpr (kWide) {
+      const int bits = i < args.n ? args.out.blocks.bits[block_of(args.out.blocks, i)] : 0;
+      counts = bits == (c == 0 ? 8 : 16);
+    }
+    of_row[c] = __reduce_max_sync(kAllLanes, counts ? own : 0);
+    if (threadIdx.x % 32 == 0) {
+      atomicMax(&largest[c], of_row[c]);
+    }
   }
   cluster.sync();
-  own = *cluster.map_shared_rank(&largest, threadIdx.x % kCluster);
-  own = __reduce_max_sync(kAllLanes, own);
+#pragma unroll
+  for (int c = 0; c < kClasses; ++c) {
+    of_row[c] = *cluster.map_shared_rank(&largest[c], threadIdx.x % kCluster);
+    of_row[c] = __reduce_max_sync(kAllLanes, of_row[c]);
+  }
   cluster.barrier_arrive();  // this block has read the others' words
-  const RowFactor to = row_factor(__uint_as_float(own), args.out.format);
-  if (blockIdx.x % kCluster == 0 && threadIdx.x == 0) {
-    args.out.scales[row] = to.scale;
+  const bool first = blockIdx.x % kCluster == 0 && threadIdx.x == 0;
+  if constexpr (kWide) {
+    const WideRow to(args.out, row, {of_row[0], of_row[1]});
+    if (first) {
+      args.out.scales[row] = to.scale();
+    }
+    if (i < args.n) {
+      to.store(i, y);
+    }
+    to.fill_up(args.n, blockIdx.x % kCluster * blockDim.x + threadIdx.x, kCluster * blockDim.x);
+  } else {
+    const RowFactor to = row_factor(__uint_as_float(of_row[0]), args.out.format);
+    if (first) {
+      args.out.scales[row] = to.scale;
+    }
+    if (i < args.n) {
+      store_codes(static_cast<uint8_t*>(args.out.values) + row * args.n + i, y, to.factor,
+                  args.out.format);
+    }
   }
-  if (i < args.n) {
-    store_codes(static_cast<uint8_t*>(args.out.values) + row * args.n + i, y, to.factor,
-                args.out.format);
-  }
-  cluster.barrier_wait();  // its own word has been read
+  cluster.barrier_wait();  // its own words have been read
 #endif
 }
 
@@ -119,7 +147,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_cluster_kernel(
 struct ClassLargest {
   uint32_t four, eight;
 };
-template <typename Cluster>  // code for sm_80 knows none
+template <typename Cluster>  // cg::cluster_group, which older GPUs have not
 __device__ __forceinline__ ClassLargest
 max_of_classes(uint32_t own, bool eight, uint32_t (&shared)[2], const Cluster& cluster) {
   const uint32_t four_bits = __reduce_max_sync(kAllLanes, eight ? 0 : own);
@@ -241,15 +269,21 @@ cudaError_t launch_clusters(void (*kernel)(ActivationArgs),
 template <Kind kKind, ActFormat kFormat>
 cudaError_t launch_scaled(const ActivationArgs& args, const LaunchContext& context) {
   if (const unsigned threads = cluster_threads(args); threads > 0) {
-    if constexpr (scales_of(kFormat) == RowScales::kOne) {
+    if constexpr (kFormat == ActFormat::kBf16Blocks) {
+      if (args.out.blocks.columns == nullptr && args.each_blocks == nullptr) {
+        return launch_clusters(activation_cluster_kernel<kKind, kFormat>, args, threads, context);
+      }
+    } else if constexpr (scales_of(kFormat) == RowScales::kOne) {
       return launch_clusters(activation_cluster_kernel<kKind, kFormat>, args, threads, context);
     } else if constexpr (scales_of(kFormat) == RowScales::kBlocks) {
       return launch_clusters(activation_blocks_kernel<kKind>, args, threads, context);
     }
   }
+  // Rows in blocks of either form are of the same numbers.
+  constexpr ActFormat kRows = in_blocks(kFormat) ? ActFormat::kIntBlocks : kFormat;
   static constexpr void (*kKernels[4])(ActivationArgs) = {
-      activation_kernel<0, kKind, kFormat>, activation_kernel<1, kKind, kFormat>,
-      activation_kernel<2, kKind, kFormat>, activation_kernel<4, kKind, kFormat>};
+      activation_kernel<0, kKind, kRows>, activation_kernel<1, kKind, kRows>,
+      activation_kernel<2, kKind, kRows>, activation_kernel<4, kKind, kRows>};
   return launch_rows(kKernels, args, context);
 }
 
@@ -268,6 +302,8 @@ cudaError_t launch_activation(const ActivationArgs& args, const LaunchContext& c
       return launch_scaled<kKind, ActFormat::kFp8Group>(args, context);
     case ActFormat::kIntBlocks:
       return launch_scaled<kKind, ActFormat::kIntBlocks>(args, context);
+    case ActFormat::kBf16Blocks:
+      return launch_scaled<kKind, ActFormat::kBf16Blocks>(args, context);
     case ActFormat::kInt8Token:
       return launch_scaled<kKind, ActFormat::kInt8Token>(args, context);
     default:

@@ -151,9 +151,9 @@ __device__ __forceinline__ void store_codes(uint8_t* out,
 enum class RowScales : uint8_t { kOne, kGroups, kBlocks };
 
 [[nodiscard]] __host__ __device__ constexpr RowScales scales_of(ActFormat format) {
-  return format == ActFormat::kFp8Group    ? RowScales::kGroups
-         : format == ActFormat::kIntBlocks ? RowScales::kBlocks
-                                           : RowScales::kOne;
+  return format == ActFormat::kFp8Group ? RowScales::kGroups
+         : in_blocks(format)            ? RowScales::kBlocks
+                                        : RowScales::kOne;
 }
 
 /// Rounds and stores a row of kFp8Group: sixteen neighbouring threads have the pieces of a group.
@@ -367,6 +367,30 @@ __device__ __forceinline__ void store_each_block(const QuantizedRows& out,
   clear_scales_behind(blocks, n, scale_stride, scales);
 }
 
+/// A row in blocks of two precisions: what its thread keeps of it, where there is room, and the
+/// bits of the largest magnitudes of its blocks of 8 bits and of the others.
+template <int kPieces>
+struct TwoClasses {
+  F32x8 kept[kPieces > 0 ? kPieces : 1];
+  uint32_t eight, others;
+
+  template <typename Load>
+  __device__ __forceinline__
+  TwoClasses(const IntBlocks& blocks, const PieceBits<kPieces>& bits, int64_t n, const Load& load) {
+    uint32_t largest[2] = {};
+    for_each_piece<kPieces>(n, [&](int p, int64_t i) {
+      kept[p] = load(p, i);
+      const uint32_t own = largest_bits(kept[p]);
+      const bool of_eight = bits.eight(blocks, p, i);
+      largest[0] = max(largest[0], of_eight ? own : 0);
+      largest[1] = max(largest[1], of_eight ? 0 : own);
+    });
+    __shared__ uint32_t shared[2][32];
+    eight = max_of_block(largest[0], shared[0]);
+    others = max_of_block(largest[1], shared[1]);
+  }
+};
+
 /// The same with a scale for all blocks.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
@@ -375,28 +399,83 @@ __device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
                                                     int64_t n,
                                                     const Load& load) {
   const IntBlocks& blocks = out.blocks;
-  F32x8 kept[kPieces > 0 ? kPieces : 1];
-  uint32_t largest[2] = {};
-  for_each_piece<kPieces>(n, [&](int p, int64_t i) {
-    kept[p] = load(p, i);
-    const uint32_t own = largest_bits(kept[p]);
-    const bool eight = bits.eight(blocks, p, i);
-    largest[0] = max(largest[0], eight ? 0 : own);
-    largest[1] = max(largest[1], eight ? own : 0);
-  });
-  __shared__ uint32_t shared[2][32];
-  const uint32_t four = max_of_block(largest[0], shared[0]);
-  const ClassFactor to = class_factor(four, max_of_block(largest[1], shared[1]), blocks.clip);
+  const TwoClasses<kPieces> classes(blocks, bits, n, load);
+  const ClassFactor to = class_factor(classes.others, classes.eight, blocks.clip);
   if (threadIdx.x == 0) {
     out.scales[row] = to.eight.scale;
   }
   uint8_t* values = static_cast<uint8_t*>(out.values) + row * n;
   for_each_piece<kPieces>(n, [&](int p, int64_t i) {
-    to.store_codes(values + i, kPieces > 0 ? kept[p] : load(p, i), bits.eight(blocks, p, i));
+    to.store_codes(values + i, kPieces > 0 ? classes.kept[p] : load(p, i),
+                   bits.eight(blocks, p, i));
   });
 }
 
-/// Rounds and stores a row of kIntBlocks; one whose channels have an order of their own lies in
+/// A row of kBf16Blocks on its way to memory, by the bits of its largest magnitudes in INT8 and in
+/// BF16.
+class WideRow {
+ public:
+  __device__ __forceinline__ WideRow(const QuantizedRows& out, int64_t row, uint2 largest)
+      : blocks_(out.blocks),
+        values_(static_cast<uint8_t*>(out.values) + row * out.blocks.wide.row_bytes()),
+        to_(block_factor(largest.x, 8, 1.0F)),
+        spoiled_(largest.y >= kSpoils) {}
+  [[nodiscard]] __device__ __forceinline__ float scale() const {
+    return spoiled_ ? __uint_as_float(0x7fc00000U) : to_.scale;
+  }
+  /// Eight channels from i on.
+  __device__ __forceinline__ void store(int64_t i, const F32x8& x) const {
+    const int64_t block = block_of(blocks_, i);
+    const int within = static_cast<int>(i & (blocks_.block - 1));
+    uint8_t* first = values_ + blocks_.wide.places[block];
+    if (blocks_.bits[block] == 8) {
+      store_block_codes(first + within, x, to_);
+    } else {
+      store_bf16x8(reinterpret_cast<__nv_bfloat16*>(first) + within, x);
+    }
+  }
+  /// What fills up both parts of a row of n channels: the share of one of `threads` threads.
+  __device__ __forceinline__ void fill_up(int64_t n, unsigned thread, unsigned threads) const {
+    const auto clear = [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin + 16 * thread; i < end; i += 16 * threads) {
+        *reinterpret_cast<uint4*>(values_ + i) = uint4{};
+      }
+    };
+    const WideRows& wide = blocks_.wide;
+    const int64_t int8_end = int64_t{128} * wide.int8_blocks;
+    clear(wide.int8_channels, int8_end);
+    clear(int8_end + 2 * (n - wide.int8_channels), wide.row_bytes());
+  }
+
+ private:
+  /// From here on numbers are rounded to 2^104 at least, where fixed_unit() is NaN
+  /// (quant/block_rounding.h).
+  static constexpr uint32_t kSpoils = 0x737f8000U;
+
+  const IntBlocks& blocks_;
+  uint8_t* values_;
+  BlockFactor to_;
+  bool spoiled_;
+};
+
+/// A row of kBf16Blocks.
+template <int kPieces, typename Load>
+__device__ __forceinline__ void store_wide_blocks(const QuantizedRows& out,
+                                                  const PieceBits<kPieces>& bits,
+                                                  int64_t row,
+                                                  int64_t n,
+                                                  const Load& load) {
+  const TwoClasses<kPieces> classes(out.blocks, bits, n, load);
+  const WideRow wide(out, row, {classes.eight, classes.others});
+  if (threadIdx.x == 0) {
+    out.scales[row] = wide.scale();
+  }
+  for_each_piece<kPieces>(
+      n, [&](int p, int64_t i) { wide.store(i, kPieces > 0 ? classes.kept[p] : load(p, i)); });
+  wide.fill_up(n, threadIdx.x, blockDim.x);
+}
+
+/// Rounds and stores a row in blocks; one whose channels have an order of their own lies in
 /// shared memory (row_shared_bytes) meanwhile.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_blocks(const QuantizedRows& out,
@@ -407,6 +486,8 @@ __device__ __forceinline__ void store_blocks(const QuantizedRows& out,
   const auto store = [&](const auto& from) {
     if (out.blocks.scales == BlockScales::kEach) {
       store_each_block<kPieces>(out, bits, row, n, from);
+    } else if (out.blocks.scales == BlockScales::kWide) {
+      store_wide_blocks<kPieces>(out, bits, row, n, from);
     } else {
       store_block_classes<kPieces>(out, bits, row, n, from);
     }
@@ -497,15 +578,17 @@ inline RowShape row_shape(int64_t n) {
 
 /// Whether `out` can take rows of n elements.
 inline bool can_store(const QuantizedRows& out, int64_t rows, int64_t n) {
-  const bool whole = out.format != ActFormat::kIntBlocks ||
-                     (is_block_size(out.blocks.block) && n % out.blocks.block == 0);
+  const bool whole =
+      !in_blocks(out.format) ||
+      (is_block_size(out.blocks.block) && n % out.blocks.block == 0 &&
+       (out.format == ActFormat::kBf16Blocks) == (out.blocks.scales == BlockScales::kWide));
   return rows >= 0 && rows <= INT32_MAX && row_width_ok(n) && whole &&
          (row_scales(out.format, n) > 0 || out.format == ActFormat::kBf16);
 }
 
 /// Shared memory that store_scaled() needs for a row of n numbers.
 inline size_t row_shared_bytes(const QuantizedRows& out, int64_t n) {
-  return out.format == ActFormat::kIntBlocks && out.blocks.columns != nullptr
+  return in_blocks(out.format) && out.blocks.columns != nullptr
              ? static_cast<size_t>(n) * sizeof(float)
              : 0;
 }

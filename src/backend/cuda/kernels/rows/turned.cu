@@ -162,6 +162,7 @@ cudaError_t launch_form(const ActivationArgs& args, const LaunchContext& context
     case ActFormat::kFp8Group:
       return launch_turned<kKind, ActFormat::kFp8Group>(args, context);
     case ActFormat::kIntBlocks:
+    case ActFormat::kBf16Blocks:
       return launch_turned<kKind, ActFormat::kIntBlocks>(args, context);
     default:
       return launch_turned<kKind, ActFormat::kBf16>(args, context);
