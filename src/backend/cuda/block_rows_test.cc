@@ -10,7 +10,7 @@
 #include "backend/cuda/device_blocks.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/testing/gpu_test.h"
-#include "base/f16.h"
+#include "backend/testing/bf16_rows.h"
 #include "quant/block_rounding.h"
 
 // Rows in blocks of 4 and 8 bits, by the kernels and by quant/block_rounding.h.
@@ -124,15 +124,6 @@ class BlockRows final {
   DeviceArray<float> scales_;
 };
 
-std::vector<uint16_t> to_bf16(std::vector<float>& values) {
-  std::vector<uint16_t> out;
-  for (float& value : values) {
-    out.push_back(f32_to_bf16(value));
-    value = bf16_to_f32(out.back());
-  }
-  return out;
-}
-
 /// Every width, block, form and order: in registers, read twice, wider than usual memory, and wider
 /// than the tables that travel with a launch.
 template <typename Check>
@@ -172,7 +163,7 @@ TEST(BlockRows, AreRoundedToTheBitsOfTheRule) {
       x[static_cast<size_t>(2 * n) + 1] = std::numeric_limits<float>::quiet_NaN();
       x[static_cast<size_t>(3 * n) - 1] = std::numeric_limits<float>::infinity();
     }
-    const DeviceArray<uint16_t> given(to_bf16(x));
+    const DeviceArray<uint16_t> given(round_to_bf16(x));
     const BlockRows result(spec, weight, rows, n);
     ASSERT_EQ(quantize_rows({.x = given.data(), .rows = rows, .n = n, .out = result.out()}, {}),
               cudaSuccess);
@@ -186,7 +177,7 @@ TEST(BlockRows, AreNormedAndActivatedInFrontOfIt) {
     constexpr float kEps = 1e-5F;
     const int64_t rows = n == 4096 ? 33 : 3;  // many and few
     std::vector<float> x = random_values(static_cast<size_t>(2 * rows * n), 6, 1.0F);
-    const DeviceArray<uint16_t> given(to_bf16(x));
+    const DeviceArray<uint16_t> given(round_to_bf16(x));
     std::vector<float> wanted(static_cast<size_t>(rows * n));
     for (int64_t i = 0; i < rows * n; ++i) {
       const auto gate = static_cast<size_t>(i / n * 2 * n + i % n);
@@ -240,7 +231,7 @@ TEST(BlockRows, OfExpertsAreActivatedAsEachOfThem) {
       ASSERT_NE(experts->view().each, nullptr);
       ASSERT_NE(experts->view().all.columns, nullptr);
       std::vector<float> x = random_values(static_cast<size_t>(2 * kRows * n), 6, 1.0F);
-      const DeviceArray<uint16_t> given(to_bf16(x));
+      const DeviceArray<uint16_t> given(round_to_bf16(x));
       const std::vector<int32_t> of_rows = {0, 0, 1, 1, 1, 2, 0, -5, 99};  // of those wanted
       const DeviceArray<int32_t> device_experts(of_rows), wanted(std::vector<int32_t>{kWanted});
       const auto stride = static_cast<size_t>(int_scale_stride(kRows));

@@ -13,6 +13,7 @@
 #include "backend/cuda/device_blocks.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/testing/bf16_rows.h"
 #include "base/f16.h"
 #include "quant/block_rounding.h"
 
@@ -129,15 +130,6 @@ class WideBlockRows final {
   DeviceArray<float> scales_;
 };
 
-std::vector<uint16_t> to_bf16(std::vector<float>& values) {
-  std::vector<uint16_t> out;
-  for (float& value : values) {
-    out.push_back(f32_to_bf16(value));
-    value = bf16_to_f32(out.back());
-  }
-  return out;
-}
-
 /// Every width, block, share and order: in registers, read twice, and wider than usual memory.
 template <typename Check>
 void for_each_form(const Check& check) {
@@ -165,7 +157,7 @@ TEST(WideRows, AreRoundedToTheBitsOfTheRule) {
       x[i] *= 30.0F;
     }
     std::fill_n(x.begin(), n, 0.0F);
-    const DeviceArray<uint16_t> given(to_bf16(x));
+    const DeviceArray<uint16_t> given(round_to_bf16(x));
     const WideBlockRows result(spec, rows);
     ASSERT_EQ(quantize_rows({.x = given.data(), .rows = rows, .n = n, .out = result.out()}, {}),
               cudaSuccess);
@@ -191,7 +183,7 @@ TEST(WideRows, AreSpoiledByWhatIsNotFinite) {
       for (int64_t r = 0; r < rows; ++r) {
         x[static_cast<size_t>(r * kN + channel)] = spoiling[static_cast<size_t>(r)];
       }
-      const DeviceArray<uint16_t> given(to_bf16(x));
+      const DeviceArray<uint16_t> given(round_to_bf16(x));
       const WideBlockRows result(spec, rows);
       ASSERT_EQ(quantize_rows({.x = given.data(), .rows = rows, .n = kN, .out = result.out()}, {}),
                 cudaSuccess);
@@ -206,7 +198,7 @@ TEST(WideRows, AreNormedAndActivatedInFrontOfIt) {
     constexpr int64_t kRows = 3;
     constexpr float kEps = 1e-5F;
     std::vector<float> x = random_values(static_cast<size_t>(2 * kRows * n), 6, 1.0F);
-    const DeviceArray<uint16_t> given(to_bf16(x));
+    const DeviceArray<uint16_t> given(round_to_bf16(x));
     std::vector<float> wanted(static_cast<size_t>(kRows * n));
     for (int64_t i = 0; i < kRows * n; ++i) {
       const auto gate = static_cast<size_t>(i / n * 2 * n + i % n);

@@ -16,6 +16,15 @@ inline std::vector<uint16_t> to_bf16(const std::vector<float>& x) {
   return y;
 }
 
+/// Rounds numbers where they are, too.
+inline std::vector<uint16_t> round_to_bf16(std::vector<float>& x) {
+  std::vector<uint16_t> y = to_bf16(x);
+  for (size_t i = 0; i < y.size(); ++i) {
+    x[i] = bf16_to_f32(y[i]);
+  }
+  return y;
+}
+
 inline std::vector<float> to_f32(const std::vector<uint16_t>& x) {
   std::vector<float> y;
   y.reserve(x.size());

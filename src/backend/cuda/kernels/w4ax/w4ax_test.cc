@@ -12,6 +12,7 @@
 #include "backend/cuda/kernels/w4ax/w4ax_sm80.h"
 #include "backend/cuda/kernels/w4ax/w4ax_sm90.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/cuda/testing/packed_weight.h"
 #include "base/f16.h"
 #include "ops/gemm.h"
 #include "quant/block_rounding.h"
@@ -95,20 +96,7 @@ class Product final {
 
   /// Packs, and unpacks the same.
   [[nodiscard]] std::unique_ptr<DeviceArray<uint8_t>> pack(const GemmKernel& kernel) const {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(weight_.codes.data());
-    const std::vector<uint8_t> codes(bytes, bytes + weight_.codes.size());
-    const auto numbers = weight_.scales.as<float>();
-    const std::vector<float> scales(numbers.begin(), numbers.end());
-    const DeviceArray<uint8_t> device_codes(codes), codes_back(codes.size());
-    const DeviceArray<float> device_scales(scales), scales_back(scales.size());
-    auto packed = std::make_unique<DeviceArray<uint8_t>>(kernel.packed_bytes());
-    EXPECT_EQ(kernel.pack(device_codes.data(), device_scales.data(), packed->data(), nullptr),
-              cudaSuccess);
-    EXPECT_EQ(kernel.unpack(packed->data(), codes_back.data(), scales_back.data(), nullptr),
-              cudaSuccess);
-    EXPECT_EQ(codes_back.host(), codes);
-    EXPECT_EQ(scales_back.host(), scales);
-    return packed;
+    return testing::packed_and_back(kernel, weight_);
   }
 
   /// run(launch) into poisoned memory gives the reference's bits, in F32, added and in BF16.
