@@ -33,7 +33,9 @@ Result<std::unique_ptr<Backend>> open_cuda(const std::string& path,
   }
   Result<std::unique_ptr<Backend>> backend =
       make_error(StatusCode::kUnavailable, "{} made no backend", path);
-  make(options, backend);
+  CudaBackendOptions own = options;
+  own.log_level = log_level();
+  make(own, backend);
   return backend;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/log.h"
 #include "base/mapped_bytes.h"
 
 namespace nibble {
@@ -16,6 +17,7 @@ struct CudaBackendOptions {
   std::vector<std::string> kernels;  // as those of CpuBackendOptions
   // The program's own: the library has a copy of that code, which knows none of the mapped files.
   CopyBytes* copy = copy_bytes;
+  LogLevel log_level = LogLevel::kInfo;  // of the library's own log; open_backend() sets it
 };
 
 /// Which device computes, and how.
@@ -39,7 +41,7 @@ Result<std::unique_ptr<Backend>> open_backend(const BackendOptions& options);
 
 /// Version of the interface between the program and libnibble_cuda.so, which must be built from the
 /// same sources. Raise it when Backend changes.
-inline constexpr int kCudaInterface = 7;
+inline constexpr int kCudaInterface = 8;
 /// The library's function nibble_cuda_make_backend; nibble_cuda_interface is the number above.
 using MakeCudaBackend = void(const CudaBackendOptions& options,
                              Result<std::unique_ptr<Backend>>& result);

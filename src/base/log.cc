@@ -41,4 +41,13 @@ void log_line(LogLevel level, std::string_view message) { logger().log(to_spdlog
 
 bool log_enabled(LogLevel level) { return logger().should_log(to_spdlog(level)); }
 
+LogLevel log_level() {
+  for (const LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning}) {
+    if (log_enabled(level)) {
+      return level;
+    }
+  }
+  return LogLevel::kError;
+}
+
 }  // namespace nibble

@@ -13,6 +13,8 @@ void set_log_level(LogLevel level);
 /// Writes one line to stderr, with time and level. Thread-safe.
 void log_line(LogLevel level, std::string_view message);
 [[nodiscard]] bool log_enabled(LogLevel level);
+/// The smallest level that is written.
+[[nodiscard]] LogLevel log_level();
 
 }  // namespace nibble
 

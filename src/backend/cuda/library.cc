@@ -1,4 +1,5 @@
 #include "backend/cuda/cuda_backend.h"
+#include "base/log.h"
 
 // The exported names of libnibble_cuda.so.
 
@@ -9,6 +10,7 @@ const int nibble_cuda_interface = nibble::kCudaInterface;
 
 void nibble_cuda_make_backend(const nibble::CudaBackendOptions& options,
                               nibble::Result<std::unique_ptr<nibble::Backend>>& result) {
+  nibble::set_log_level(options.log_level);
   result = nibble::make_cuda_backend(options);
 }
 

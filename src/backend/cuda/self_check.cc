@@ -10,6 +10,7 @@
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/self_check_data.h"
 #include "base/f16.h"
+#include "base/log.h"
 #include "ops/silu_form.h"
 #include "quant/codec.h"
 
@@ -252,17 +253,29 @@ Status SelfCheck::check_product(CudaGemm& gemm,
           difference.got, difference.want);
     }
   }
-  ++checks_;
+  finish(std::get<0>(key), start);
+  if (!rows_.emplace(act.format, k).second) {
+    return {};
+  }
+  const auto rows_start = std::chrono::steady_clock::now();
   NIBBLE_RETURN_IF_ERROR(in_blocks(act.format) ? check_block_rows(act, first.format, k)
                                                : check_rows(act.format, k));
-  milliseconds_ += milliseconds_since(start);
+  add_time("rows in front of products", rows_start);
   return {};
 }
 
+void SelfCheck::finish(std::string_view what, std::chrono::steady_clock::time_point start) {
+  ++checks_;
+  add_time(what, start);
+}
+
+void SelfCheck::add_time(std::string_view what, std::chrono::steady_clock::time_point start) {
+  const double spent = milliseconds_since(start);
+  NIBBLE_LOG(kDebug, "self-test: {} in {:.1f} ms", what, spent);
+  milliseconds_ += spent;
+}
+
 Status SelfCheck::check_rows(ActFormat act, int64_t n) {
-  if (!rows_.emplace(act, n).second) {
-    return {};
-  }
   constexpr int64_t kRows = 3;
   constexpr float kEps = 1e-5F;
   const auto width = static_cast<size_t>(n);

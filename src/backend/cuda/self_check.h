@@ -1,9 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -57,6 +59,10 @@ class SelfCheck final {
  private:
   Status check_rows(ActFormat act, int64_t n);
   Status check_block_rows(const ActSpec& act, const WeightFormat& weight, int64_t n);
+  /// Counts a check that began at `start`, and its time.
+  void finish(std::string_view what, std::chrono::steady_clock::time_point start);
+  /// Adds the time since `start` to that of all checks, and logs it.
+  void add_time(std::string_view what, std::chrono::steady_clock::time_point start);
 
   cudaStream_t stream_;
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;

@@ -202,8 +202,7 @@ Status SelfCheck::check_attention(const AttentionShape& shape) {
         difference.row >= kCompared - kDecoded ? "decode" : "prefill", difference.relative(),
         tolerance, difference.column, difference.got, difference.want);
   }
-  ++checks_;
-  milliseconds_ += milliseconds_since(start);
+  finish("attention", start);
   return {};
 }
 

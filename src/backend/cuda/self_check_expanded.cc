@@ -199,8 +199,7 @@ Status SelfCheck::check_expanded(const LatentShape& shape) {
         difference.relative(), kTolerance, difference.row, difference.column, difference.got,
         difference.want);
   }
-  ++checks_;
-  milliseconds_ += milliseconds_since(start);
+  finish("expanded latent attention", start);
   return {};
 }
 

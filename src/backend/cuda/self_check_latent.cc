@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "backend/cuda/latent.h"
@@ -20,6 +22,7 @@ constexpr int32_t kRopeDim = 8;  // of rows of any size but that of the kernels 
 constexpr int32_t kFastDim = 576;
 constexpr int32_t kFastRopeDim = 64;
 constexpr double kTheta = 10000.0;
+constexpr int32_t kMostHeads = 8;  // compared: all have the same latents
 constexpr uint32_t kSeed = 23;
 
 /// The sequence, its memory on the GPU, and what of it is one step's.
@@ -37,6 +40,10 @@ class LatentCheck final {
             random_bf16(static_cast<size_t>(tokens_) * static_cast<size_t>(shape.row_dim), kSeed)),
         queries_(random_bf16(static_cast<size_t>(tokens_ * width_), kSeed + 1)),
         norm_(static_cast<size_t>(shape.row_dim - rope_dim_), 1.0F) {
+    const int32_t compared = std::min(shape.heads, kMostHeads);
+    for (int32_t i = 0; i < compared; ++i) {  // the first and the last one are among them
+      heads_.push_back(compared == 1 ? 0 : i * (shape.heads - 1) / (compared - 1));
+    }
     for (int32_t i = 0; i < rope_dim_ / 2; ++i) {
       inv_freq_.push_back(static_cast<float>(std::pow(kTheta, -2.0 * i / rope_dim_)));
     }
@@ -58,11 +65,15 @@ class LatentCheck final {
     NIBBLE_RETURN_IF_ERROR(
         copy_back(out_, static_cast<size_t>((tokens_ - kCompared) * width_), std::span(got)));
     Difference difference;
-    const int32_t values = shape_.row_dim - rope_dim_;
-    for (size_t i = 0; i < got.size(); ++i) {
-      if (static_cast<int32_t>(i % static_cast<size_t>(shape_.row_dim)) < values) {
-        difference.add(bf16_to_f32(got[i]), want[i], static_cast<int64_t>(i) / width_,
-                       static_cast<int64_t>(i) % width_);
+    auto wanted = want.begin();
+    for (int64_t row = 0; row < kCompared; ++row) {
+      for (const int32_t head : heads_) {
+        const int64_t column = int64_t{head} * shape_.row_dim;
+        for (int32_t i = 0; i < shape_.row_dim - rope_dim_; ++i) {
+          difference.add(bf16_to_f32(got[static_cast<size_t>(row * width_ + column + i)]),
+                         wanted[i], row, column + i);
+        }
+        wanted += shape_.row_dim;
       }
     }
     return difference;
@@ -117,13 +128,17 @@ class LatentCheck final {
     return check(cudaStreamSynchronize(stream_), "attention");
   }
 
-  /// [kCompared, heads * row_dim], over rows in F32.
+  /// [kCompared, heads_, row_dim], over rows in F32.
   [[nodiscard]] std::vector<float> reference() const {
     std::vector<float> rows(rows_.size());
     std::ranges::transform(rows_, rows.begin(), bf16_to_f32);
-    std::vector<float> queries(static_cast<size_t>(kCompared * width_));
-    std::transform(queries_.end() - kCompared * width_, queries_.end(), queries.begin(),
-                   bf16_to_f32);
+    std::vector<float> queries;
+    for (auto row = queries_.end() - kCompared * width_; row != queries_.end(); row += width_) {
+      for (const int32_t head : heads_) {
+        const auto query = row + int64_t{head} * shape_.row_dim;
+        std::transform(query, query + shape_.row_dim, std::back_inserter(queries), bf16_to_f32);
+      }
+    }
     KvView kv{.code = KvCode::kF32,
               .page_size = shape_.page_size,
               .kv_heads = 1,
@@ -140,11 +155,12 @@ class LatentCheck final {
                              .sequences = {&span, 1}});
     span.q_len = kCompared;
     std::vector<float> out(queries.size());
+    const int64_t stride = std::ssize(heads_) * shape_.row_dim;
     reference_attention({.q = queries.data(),
-                         .q_stride = width_,
+                         .q_stride = stride,
                          .out = out.data(),
-                         .out_stride = width_,
-                         .heads = shape_.heads,
+                         .out_stride = stride,
+                         .heads = std::ssize(heads_),
                          .scale = shape_.scale,
                          .kv = kv,
                          .sequences = {&span, 1}});
@@ -156,6 +172,7 @@ class LatentCheck final {
   const int32_t tokens_;
   const int32_t rope_dim_;
   const int64_t width_;
+  std::vector<int32_t> heads_;     // that are compared
   std::vector<uint16_t> rows_;     // [tokens, row_dim] before norm and rotation
   std::vector<uint16_t> queries_;  // [tokens, heads, row_dim]
   std::vector<float> norm_;
@@ -184,8 +201,7 @@ Status SelfCheck::check_latent(const LatentShape& shape) {
         difference.row == kCompared - 1 ? "decode" : "prefill", difference.relative(), tolerance,
         difference.column, difference.got, difference.want);
   }
-  ++checks_;
-  milliseconds_ += milliseconds_since(start);
+  finish("latent attention", start);
   return {};
 }
 

@@ -88,8 +88,7 @@ Status SelfCheck::check_sampling(int64_t vocab) {
       }
     }
   }
-  ++checks_;
-  milliseconds_ += milliseconds_since(start);
+  finish("sample_tokens", start);
   return {};
 }
 
