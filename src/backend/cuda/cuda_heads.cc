@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/few_heads.h"
 #include "backend/cuda/memory.h"
 #include "base/check.h"
 #include "base/f16.h"
@@ -50,6 +51,21 @@ Result<std::unique_ptr<PreparedHeads>> CudaHeads::create(std::span<const QuantVi
 }
 
 void CudaHeads::run(const HeadsArgs& args) {
+  const FewHeadsLaunch few{.w = weights_.as<void>(),
+                           .x = args.x.data,
+                           .y = args.y.data,
+                           .x_stride = args.x_stride,
+                           .x_head = args.x_head,
+                           .y_stride = args.y_stride,
+                           .y_head = args.y_head,
+                           .heads = static_cast<int32_t>(count_),
+                           .m = static_cast<int32_t>(std::min<int64_t>(args.m, kMostFewRows + 1)),
+                           .n = static_cast<int32_t>(n_),
+                           .k = static_cast<int32_t>(k_)};
+  if (are_few_heads(few)) {
+    CHECK(args.x.type == DType::kBF16 && args.y.type == DType::kBF16);
+    return must(multiply_few_heads(few, {stream_}), "products of heads");
+  }
   CublasLtProblem problem{
       .m = args.m,
       .n = n_,

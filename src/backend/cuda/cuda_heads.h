@@ -11,7 +11,7 @@
 
 namespace nibble::cuda {
 
-/// The matrices of all heads in BF16, multiplied at once: a batch of cuBLASLt's.
+/// The matrices of all heads in BF16, multiplied at once: by few_heads.h, or a batch of cuBLASLt's.
 class CudaHeads final : public PreparedHeads {
  public:
   /// Whether matrices are of a form that can be multiplied so.

@@ -83,9 +83,11 @@ void check_heads(HeadsBench& bench, const HeadsShape& shape, int64_t m, bool f32
 TEST(CudaHeads, MultipliesEveryHeadByItsMatrix) {
   NIBBLE_NEEDS_GPU();
   HeadsBench bench;
-  for (const int64_t m : {1, 3, 17, 64}) {
+  for (const int64_t m : {1, 2, 3, 4, 5, 17, 64}) {
     check_heads(bench, {8, 512, 128}, m, false);
     check_heads(bench, {8, 128, 512}, m, false);
+    check_heads(bench, {2, 520, 136}, m, false);
+    check_heads(bench, {2, 136, 504}, m, false);
     check_heads(bench, {3, 32, 16}, m, true);
     check_heads(bench, {1, 8, 64}, m, false);
   }

@@ -20,15 +20,6 @@ Status round_input(const InputRounding& args, const LaunchContext& launch) {
   if (args.nothing_to_do()) {
     return {};
   }
-  if (args.keeps_numbers()) {  // products read dense rows
-    constexpr size_t kBytes = 2;
-    const auto width = static_cast<size_t>(args.k) * kBytes;
-    return check(
-        cudaMemcpy2DAsync(args.out.values, width, args.x.data,
-                          static_cast<size_t>(args.stride) * kBytes, width,
-                          static_cast<size_t>(args.rows), cudaMemcpyDeviceToDevice, launch.stream),
-        "copying activations");
-  }
   if (args.input.kind != GemmInput::Kind::kPlain) {
     return check(activation_quantize({.x = args.x.data,
                                       .kind = args.input.kind,

@@ -99,8 +99,9 @@ struct GatedRowsArgs {
 };
 cudaError_t add_gated_rows(const GatedRowsArgs& args, const LaunchContext& context);
 
-/// out[r] = x[r], for the forms that have scales.
-///   x [rows, n] bf16, rows `stride` elements apart, a multiple of 8; 0 stands for n
+/// out[r] = x[r], in bf16 as it is, else rounded.
+///   x [rows, n] bf16, 16-byte aligned, rows `stride` elements apart, a multiple of 8; 0 stands for
+///   n
 struct QuantizeRowsArgs {
   const void* x = nullptr;
   int64_t stride = 0;

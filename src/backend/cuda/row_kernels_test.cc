@@ -503,6 +503,36 @@ TEST(RowKernels, RoundsRowsAsTheCpuDoes) {
   }
 }
 
+TEST(RowKernels, CopiesRowsSideBySide) {
+  NIBBLE_NEEDS_GPU();
+  uint32_t seed = 300;
+  for (const int64_t n : {8, 72, 1536, 7168}) {
+    for (const int64_t rows : {1, 3, 17, 300}) {
+      const int64_t stride = n + 40, first = 8;
+      const std::vector<uint16_t> bits =
+          to_bf16(random_values(static_cast<size_t>(rows * stride), ++seed, 1.0F));
+      const DeviceArray<uint16_t> x(bits);
+      const DeviceArray<uint16_t> out(std::vector<uint16_t>(static_cast<size_t>(rows * n) + 8, 7));
+      ASSERT_EQ(quantize_rows({.x = x.data() + first,
+                               .stride = stride,
+                               .rows = rows,
+                               .n = n,
+                               .out = {ActFormat::kBf16, out.data()}},
+                              {}),
+                cudaSuccess);
+      const std::vector<uint16_t> copied = out.host();
+      for (int64_t i = 0; i < rows * n; ++i) {
+        ASSERT_EQ(copied[static_cast<size_t>(i)],
+                  bits[static_cast<size_t>(i / n * stride + first + i % n)])
+            << n << " " << rows << " " << i;
+      }
+      for (size_t i = static_cast<size_t>(rows * n); i < copied.size(); ++i) {
+        ASSERT_EQ(copied[i], 7);
+      }
+    }
+  }
+}
+
 TEST(RowKernels, RowsThatAreNotFiniteHaveNanScales) {
   NIBBLE_NEEDS_GPU();
   const int64_t n = 256;
@@ -623,7 +653,7 @@ TEST(RowKernels, RefusesWhatTheyCannotDo) {
   EXPECT_EQ(activation_quantize({.stride = 4, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
   EXPECT_EQ(activation_quantize({.kind = Kind::kRmsNorm, .rows = 1, .n = 8}, {}),
             cudaErrorInvalidValue);
-  EXPECT_EQ(quantize_rows({.rows = 1, .n = 8}, {}), cudaErrorInvalidValue);  // to bf16
+  EXPECT_EQ(quantize_rows({.stride = 12, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
   EXPECT_EQ(gather_embeddings({.dtype = DType::kI8, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
   EXPECT_EQ(round_bf16(nullptr, -1, {}), cudaErrorInvalidValue);
   EXPECT_EQ(norm_quantize({.norm = norm, .rows = 0, .n = 8}, {}), cudaSuccess);

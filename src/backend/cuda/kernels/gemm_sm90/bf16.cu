@@ -29,13 +29,19 @@ constexpr GemmSm90Family kFamily{.name = "gemm_bf16_sm90",
 
 // An H200, times cuBLASLt (bench kernels): 2880 x 4096 1.3 at 1 to 8 rows, 1.2 at 16, 0.98 at 64,
 // 0.96 at 4096; 6144 x 4096 1.12, 1.11, 1.03. Larger matrices gain less with few rows (14336 x 4096
-// 1.07) and lose as much with many; an output head may be the table of embeddings as it is.
-constexpr int64_t kMostWeights = int64_t{1} << 25;
+// 1.07; 7168 x 8192 1.01, and 1.14 in a step, where it begins before what is in front has ended)
+// and lose as much with many; with longer rows they lose with few, too (4096 x 14336 0.86 at 1
+// row). An output head may be the table of embeddings as it is.
+constexpr int64_t kMostWeights = int64_t{1} << 26;
+constexpr int64_t kMostOfLongRows = int64_t{1} << 25;  // of rows of any length
+constexpr int64_t kMostColumns = 8192;                 // of more
 constexpr int64_t kMostRows = int64_t{1} << 14;
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
-  const bool worth =
-      problem.experts > 0 || (problem.n <= kMostRows && problem.n * problem.k <= kMostWeights);
+  const int64_t weights = problem.n * problem.k;
+  const bool small =
+      weights <= kMostOfLongRows || (weights <= kMostWeights && problem.k <= kMostColumns);
+  const bool worth = problem.experts > 0 || (problem.n <= kMostRows && small);
   return worth && device.hopper() && problem.weight.code == WeightCode::kBf16 &&
          !problem.weight.quantized() && problem.act == ActFormat::kBf16 && problem.n >= 1 &&
          problem.k >= 64 && problem.k % 64 == 0;

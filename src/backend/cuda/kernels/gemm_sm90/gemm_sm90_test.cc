@@ -176,7 +176,12 @@ TEST(GemmSm90, RefusesWhatItCannotMultiply) {
   EXPECT_FALSE(kGemmW4A8Sm90.accepts(problem, hopper));
   GemmProblem bf16{.weight = find_scheme("bf16")->weight, .n = 6144, .k = 4096};
   EXPECT_TRUE(kGemmBf16Sm90.accepts(bf16, hopper));
-  bf16.n = 14336;  // cuBLASLt is quicker with many rows
+  bf16.n = 14336;
+  EXPECT_TRUE(kGemmBf16Sm90.accepts(bf16, hopper));
+  bf16.k = 8192;  // cuBLASLt is quicker with many rows
+  EXPECT_FALSE(kGemmBf16Sm90.accepts(bf16, hopper));
+  bf16.n = 4096;
+  bf16.k = 14336;  // and of such long ones with few
   EXPECT_FALSE(kGemmBf16Sm90.accepts(bf16, hopper));
   bf16.experts = 4;
   EXPECT_TRUE(kGemmBf16Sm90.accepts(bf16, hopper));

@@ -1,5 +1,5 @@
-// bf16 rows rounded to int8 or e4m3 per row or per 128 of it, and f32 numbers rounded to bf16 in
-// place.
+// bf16 rows rounded to int8 or e4m3 per row or per 128 of it, or copied side by side, and f32
+// numbers rounded to bf16 in place.
 
 #include "backend/cuda/kernels/rows/common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -28,6 +28,29 @@ cudaError_t launch_quantize(const QuantizeRowsArgs& args, const LaunchContext& c
   return launch_rows(kKernels, args, context);
 }
 
+// A copy of the driver's would do, but the kernel behind it could not begin before it ended.
+__global__ __launch_bounds__(kFlatThreads) void copy_kernel(const QuantizeRowsArgs args) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int64_t pieces = args.n / kPiece;  // of a row
+  const int64_t piece = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x;
+  const int64_t row = piece / pieces;
+  if (row < args.rows) {
+    const auto* from = static_cast<const __nv_bfloat16*>(args.x) + row * args.stride;
+    static_cast<uint4*>(args.out.values)[piece] =
+        reinterpret_cast<const uint4*>(from)[piece % pieces];
+  }
+}
+
+cudaError_t copy_rows(const QuantizeRowsArgs& args, const LaunchContext& context) {
+  const int64_t blocks = (args.rows * (args.n / kPiece) + kFlatThreads - 1) / kFlatThreads;
+  if (blocks > INT32_MAX) {
+    return cudaErrorInvalidValue;
+  }
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kFlatThreads};
+  return args.rows == 0 ? cudaSuccess : launch(copy_kernel, grid, context, args);
+}
+
 __global__ __launch_bounds__(kFlatThreads) void round_bf16_kernel(float* x, int64_t count) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
@@ -51,9 +74,11 @@ __global__ __launch_bounds__(kFlatThreads) void round_bf16_kernel(float* x, int6
 cudaError_t quantize_rows(const QuantizeRowsArgs& given, const LaunchContext& context) {
   QuantizeRowsArgs args = given;
   args.stride = args.stride != 0 ? args.stride : args.n;
-  if (!can_store(args.out, args.rows, args.n) || args.out.format == ActFormat::kBf16 ||
-      args.stride % kPiece != 0) {
+  if (!can_store(args.out, args.rows, args.n) || args.stride % kPiece != 0) {
     return cudaErrorInvalidValue;
+  }
+  if (args.out.format == ActFormat::kBf16) {
+    return copy_rows(args, context);
   }
   switch (scales_of(args.out.format)) {
     case RowScales::kGroups:
