@@ -20,11 +20,9 @@ struct InputRounding {
   int64_t k = 0;
   QuantizedRows out;
 
-  /// Whether the product can read x as it is.
-  [[nodiscard]] bool nothing_to_do() const { return keeps_numbers() && stride == k; }
-  /// Whether rows enter the product as they are, dense.
-  [[nodiscard]] bool keeps_numbers() const {
-    return input.kind == GemmInput::Kind::kPlain && row_scales(out.format, k) == 0;
+  /// Whether the product can read x as it is: dense rows of numbers.
+  [[nodiscard]] bool nothing_to_do() const {
+    return input.kind == GemmInput::Kind::kPlain && row_scales(out.format, k) == 0 && stride == k;
   }
 };
 

@@ -64,6 +64,13 @@ struct CodeRule {
   float step = 1.0F;  // another one only where kSteps says so
 };
 
+/// Where the code of column i lies.
+inline uint8_t* code_place(const BlocksRow& row, int64_t i) {
+  const int64_t piece = i / 64;
+  return row.out + piece / kSlabPieces * row.slab_stride + piece % kSlabPieces * row.piece_stride +
+         i % 64;
+}
+
 /// Codes of a block; the sum of them.
 template <Element kType, bool kSteps = false>
 [[gnu::always_inline]] inline I32x16 store_block(const BlocksRow& row,
@@ -84,9 +91,7 @@ template <Element kType, bool kSteps = false>
     return q;
   };
   for (int64_t i = block * row.block; i < (block + 1) * row.block;) {
-    const int64_t piece = i / 64;
-    uint8_t* out = row.out + piece / kSlabPieces * row.slab_stride +
-                   piece % kSlabPieces * row.piece_stride + i % 64;
+    uint8_t* out = code_place(row, i);
     if (row.block == 32) {
       Simd::store_u8(out, code(i));
       Simd::store_u8(out + 16, code(i + 16));
@@ -163,11 +168,8 @@ inline ClassRules class_rules(const float (&largest)[2], float clip) {
 
 /// Zeros behind the codes, as far as the last piece goes.
 inline void pad_piece(const BlocksRow& row) {
-  const int64_t piece = row.k / 64;
-  uint8_t* out =
-      row.out + piece / kSlabPieces * row.slab_stride + piece % kSlabPieces * row.piece_stride;
-  for (int64_t i = row.k % 64; i % 64 != 0; ++i) {
-    out[i] = 0;
+  for (int64_t i = row.k; i % 64 != 0; ++i) {
+    *code_place(row, i) = 0;
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/kernels/gemm_sm90/launch_args.h"
 #include "base/check.h"
 #include "base/math.h"
 
@@ -312,24 +313,13 @@ cudaError_t GemmSm90::run_schedule(int index,
   if (!map_x(args.x, args.m, tile.tokens / tile.cluster, map)) {
     return cudaErrorInvalidValue;
   }
-  auto* workspace = static_cast<uint8_t*>(args.workspace);
-  const auto* weights = static_cast<const uint8_t*>(args.packed);
-  const GemmSm90Args kernel_args{
-      .weights = weights,
-      .weight_scales = reinterpret_cast<const float*>(weights + code_bytes()),
-      .x_scales = args.x_scales,
-      .bias = args.bias,
-      .y = args.y,
-      .counters = reinterpret_cast<uint32_t*>(workspace),
-      .parts = workspace + kGemmCounterBytes,
-      .y_stride = args.y_stride,
-      .m = static_cast<int>(args.m),
-      .n = static_cast<int>(n_),
-      .row_blocks = row_blocks_,
-      .k_blocks = k_blocks_,
-      .int8_blocks = int8_blocks_,
-      .result = args.result,
-      .schedule = schedule};
+  GemmSm90Args kernel_args = launch_args(args);
+  kernel_args.weight_scales = reinterpret_cast<const float*>(kernel_args.weights + code_bytes());
+  kernel_args.n = static_cast<int>(n_);
+  kernel_args.row_blocks = row_blocks_;
+  kernel_args.k_blocks = k_blocks_;
+  kernel_args.int8_blocks = int8_blocks_;
+  kernel_args.schedule = schedule;
   const int cluster = std::max(tile.cluster, kernel_args.schedule.cluster);
   const Grid grid{.blocks = dim3(static_cast<unsigned>(kernel_args.schedule.blocks * tile.cluster)),
                   .threads = tile.threads,

@@ -28,10 +28,9 @@ struct W4AxArgs {
 /// One instance of the kernels, with what the choice among them needs.
 struct W4AxTile {
   int tokens = 0;
-  int rows = 0;      // of a block or cluster
+  int rows = 0;
   int depth = 0;     // K blocks of a step
   int resident = 1;  // blocks that fit a multiprocessor
-  int cluster = 1;
   bool few = false;  // whether it is of few.cuh
   // Clocks that a step is reckoned to take where blocks have a multiprocessor to themselves, and
   // where they share it.

@@ -19,8 +19,8 @@ constexpr W4AxTile kWide[] = {wide_tile<Form, WideTile<32, 1, 4, 6, 1>>({.alone 
                               wide_tile<Form, WideTile<64, 1, 4, 4, 1>>({.alone = 1740}),
                               wide_tile<Form, WideTile<64, 2, 4, 3, 1>>({.alone = 2670}),
                               wide_tile<Form, WideTile<128, 2, 4, 2, 1>>({.alone = 4490}),
-                              wide_tile<Form, WideTile<32, 2, 2, 4, 1, 1, 2>>({.alone = 1540}),
-                              wide_tile<Form, WideTile<64, 2, 4, 2, 1, 1, 2>>({.alone = 4730})};
+                              wide_tile<Form, WideTile<32, 2, 2, 4, 1, 2>>({.alone = 1540}),
+                              wide_tile<Form, WideTile<64, 2, 4, 2, 1, 2>>({.alone = 4730})};
 
 }  // namespace
 

@@ -14,7 +14,7 @@ namespace nibble::cuda {
 struct ChainSchedule {
   int row_tiles = 0, token_tiles = 0, steps = 0;
   int whole_tiles = 0, run_tiles = 0;
-  int blocks = 0;  // of the grid, or clusters
+  int blocks = 0;  // of the grid
 
   /// First step of a block's run, among run_tiles * steps; of block `blocks`, their end.
   [[nodiscard]] NIBBLE_HOST_DEVICE int run_begin(int block) const {

@@ -16,7 +16,6 @@ template <int kTokens_, int kRows_, int kDepth_, int kStages_, int kResident_>
 struct FewTile {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kDepth = kDepth_, kStages = kStages_;
   static constexpr int kResident = kResident_;
-  static constexpr int kCluster = 1;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps + 32;
   static constexpr int kSixteens = kRows / 16, kOctets = kTokens / 8;
@@ -275,7 +274,7 @@ class FewSums {
 template <typename Form, typename Tile>
 __device__ __forceinline__ void multiply_few(const W4AxArgs& args, uint32_t base) {
   constexpr int kThreads = 32 * Tile::kWarps;
-  using Link = ChainLink<kThreads, 1, 1, 1>;
+  using Link = ChainLink<kThreads, 1, 1>;
   const int thread = static_cast<int>(threadIdx.x);
   ChainParts parts(args.schedule, static_cast<int>(blockIdx.x));
   GemmPart part;

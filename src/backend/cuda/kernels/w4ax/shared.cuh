@@ -7,7 +7,6 @@
 #include "backend/cuda/kernels/w4ax/args.h"
 #include "backend/cuda/kernels/w4ax/piece.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
-#include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy_hint.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
@@ -15,7 +14,7 @@
 // sums pass from block to block.
 namespace nibble::cuda {
 
-/// Shared memory of a block, of a Tile that says kRows, kTokens, kDepth, kStages and kCluster: in a
+/// Shared memory of a block, of a Tile that says kRows, kTokens, kDepth and kStages: in a
 /// stage the pieces of a step, x as swizzled tiles of 128 bytes for each token, and the scales of
 /// tokens in the blocks of K.
 template <typename Form, typename Tile>
@@ -38,16 +37,6 @@ struct W4AxShared {
 template <typename Form, typename Tile>
 __device__ __forceinline__ uint32_t piece_place(uint32_t stage, int row, int block) {
   return stage + (row * Tile::kDepth + block) * Form::kPieceBytes;
-}
-
-/// Of a cluster's tile, this block's rows.
-template <typename Tile>
-__device__ __forceinline__ bool next_chain_part(ChainParts& parts, GemmPart& part) {
-  const bool more = parts.next(part);
-  if constexpr (Tile::kCluster > 1) {
-    part.row_tile = part.row_tile * Tile::kCluster + static_cast<int>(blockIdx.x) % Tile::kCluster;
-  }
-  return more;
 }
 
 // --- the copying warp, whose first lanes start copies: each takes a thread about 100 clocks, so
@@ -83,25 +72,8 @@ __device__ __forceinline__ void copy_tokens(const W4AxMaps& maps,
                                             int lane) {
   using Shared = W4AxShared<Form, Tile>;
   const int token = part.token_tile * Tile::kTokens;
-  const auto copy_x = [&](int block, uint32_t to) {
-    if constexpr (Tile::kCluster == 1) {
-      ptx::tensor_copy(to, maps.x, 0, token, block, barrier);
-    } else {  // this block's share, to all
-      const int rank = static_cast<int>(blockIdx.x) % Tile::kCluster;
-      ptx::tensor_copy_to_all(to + rank * (Shared::kXBytes / Tile::kCluster), maps.x, 0,
-                              token + rank * (Tile::kTokens / Tile::kCluster), block, barrier,
-                              (1 << Tile::kCluster) - 1);
-    }
-  };
-  const int first = step * Tile::kDepth;
-  if constexpr (Tile::kCluster > 1) {
-    if (lane < Tile::kDepth) {
-      copy_x(first + lane, stage + Shared::kX + lane * Shared::kXBytes);
-    }
-  } else if (lane == 0) {
-    copy_x(first, stage + Shared::kX);
-  }
   if (lane == 0) {
+    ptx::tensor_copy(stage + Shared::kX, maps.x, 0, token, step * Tile::kDepth, barrier);
     ptx::tensor_copy(stage + Shared::kScales, maps.scales, token, step * Shared::kScaleRows,
                      barrier);
   }
@@ -114,26 +86,22 @@ __device__ __forceinline__ void fill_stages(const W4AxMaps& maps,
   using Shared = W4AxShared<Form, Tile>;
   const int lane = static_cast<int>(threadIdx.x & 31);
   const uint32_t full = base + Shared::kBarriers, empty = full + 8 * Tile::kStages;
-  const int cluster = static_cast<int>(blockIdx.x) / Tile::kCluster;
   GemmPart part;
   {  // Weights of the first ring, then, when the predecessor has ended, its activations.
-    ChainParts parts(args.schedule, cluster);
+    ChainParts parts(args.schedule, static_cast<int>(blockIdx.x));
     int count = 0;
-    while (count < Tile::kStages && next_chain_part<Tile>(parts, part)) {
+    while (count < Tile::kStages && parts.next(part)) {
       for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
         copy_pieces<Form, Tile>(maps, args, part, step, base + count * Shared::kStageBytes,
                                 full + 8 * count, lane);
       }
     }
   }
-  if constexpr (Tile::kCluster > 1) {
-    ptx::cluster_wait();  // all have their barriers
-  }
   ptx::wait_for_predecessor();
-  ChainParts parts(args.schedule, cluster);
+  ChainParts parts(args.schedule, static_cast<int>(blockIdx.x));
   RingPlace<Tile::kStages> place;
   int count = 0;
-  while (next_chain_part<Tile>(parts, part)) {
+  while (parts.next(part)) {
     for (int step = part.begin; step < part.end; ++step, ++count) {
       const uint32_t stage = base + place.stage * Shared::kStageBytes;
       const uint32_t barrier = full + 8 * place.stage;
@@ -150,9 +118,8 @@ __device__ __forceinline__ void fill_stages(const W4AxMaps& maps,
 // --- sums that pass from block to block ---
 
 /// Where a team of kThreads threads (number `team` of kTeams in its block) leaves kWords words of
-/// 16 bytes of each thread, and takes over what the block before, with the same rank in its
-/// cluster, left.
-template <int kThreads, int kTeams, int kCluster, int kWords>
+/// 16 bytes of each thread, and takes over what the block before left.
+template <int kThreads, int kTeams, int kWords>
 struct ChainLink {
   uint4* own;
   const uint4* before;
@@ -163,9 +130,9 @@ struct ChainLink {
     const int place = static_cast<int>(blockIdx.x) * kTeams + team;
     auto* words = static_cast<uint4*>(args.base.parts) + thread;
     own = words + static_cast<int64_t>(place) * kWords * kThreads;
-    before = own - static_cast<int64_t>(kCluster) * kTeams * kWords * kThreads;
+    before = own - static_cast<int64_t>(kTeams) * kWords * kThreads;
     own_flag = args.base.counters + place;
-    flag_before = own_flag - kCluster * kTeams;
+    flag_before = own_flag - kTeams;
   }
   __device__ __forceinline__ void put(int i, const uint4& word) const {
     __stcg(own + i * kThreads, word);

@@ -29,10 +29,9 @@ constexpr W4AxTile few_tile(W4AxClocks clocks) {
 template <typename Form, typename Tile>
 constexpr W4AxTile wide_tile(W4AxClocks clocks) {
   return {.tokens = Tile::kTokens,
-          .rows = Tile::kRows * Tile::kCluster,
+          .rows = Tile::kRows,
           .depth = Tile::kDepth,
           .resident = Tile::kResident,
-          .cluster = Tile::kCluster,
           .alone = clocks.alone,
           .shared = clocks.shared,
           .threads = Tile::kThreads,

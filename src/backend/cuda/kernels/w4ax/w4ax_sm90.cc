@@ -8,6 +8,7 @@
 
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/int_blocks.h"
+#include "backend/cuda/kernels/gemm_sm90/launch_args.h"
 #include "base/math.h"
 
 namespace nibble::cuda {
@@ -87,14 +88,14 @@ W4AxSm90::Plan W4AxSm90::plan(const W4AxTile& of, int64_t m) const {
   const int tiles = row_tiles * token_tiles, steps = count().k_blocks / of.depth;
   Plan best;
   for (int resident = 1; resident <= of.resident; ++resident) {
-    const int most = sms_ * resident / of.cluster;
+    const int most = sms_ * resident;
     for (const bool in_runs : {false, true}) {
       const ChainSchedule schedule =
           make_chain_schedule(row_tiles, token_tiles, steps, most, in_runs);
       const bool runs = schedule.run_tiles > 0;
       const double each =
           runs ? static_cast<double>(tiles) / schedule.blocks : ceil_div(tiles, schedule.blocks);
-      const bool alone = schedule.blocks * of.cluster <= sms_;
+      const bool alone = schedule.blocks <= sms_;
       const double clocks = each * steps * (alone ? of.alone : of.shared) +
                             (runs ? kHandClocks : 0.0) + each * kTileClocks;
       if (best.clocks == 0.0 || clocks < best.clocks) {
@@ -125,7 +126,7 @@ size_t W4AxSm90::workspace_bytes(int64_t /*max_m*/) const {
   size_t bytes = 0;
   for (int i = 0; i < tile_count(); ++i) {
     const W4AxTile& of = tile(i);
-    const auto sums = static_cast<size_t>(of.rows / of.cluster) * static_cast<size_t>(of.tokens);
+    const auto sums = static_cast<size_t>(of.rows) * static_cast<size_t>(of.tokens);
     const size_t words = of.few ? std::max(sums, size_t{1024}) : sums;  // whole words of a thread
     bytes = std::max(bytes, static_cast<size_t>(sms_ * of.resident) * words * sizeof(float));
   }
@@ -149,22 +150,20 @@ bool W4AxSm90::map_all(const W4AxTile& of, const GemmLaunch& args, W4AxMaps& map
   };
   const auto m = static_cast<cuuint64_t>(args.m), row = static_cast<cuuint64_t>(k());
   const auto depth = static_cast<cuuint32_t>(of.depth);
-  const bool apart = of.cluster > 1;  // K blocks of x are copied one by one
   const auto half = static_cast<cuuint64_t>(pieces().piece_bytes) / 2;
   const auto halves = static_cast<cuuint64_t>(count().k_blocks) * 2;
-  const bool mapped =
-      map(maps.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, args.x,
-          {.rank = 3,
-           .sizes = {128, m, ceil_div(row, 128)},
-           .strides = {row, 128},
-           .counts = {128, static_cast<cuuint32_t>(of.tokens / of.cluster), apart ? 1 : depth},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B}) &&
-      map(maps.weights, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, args.packed,
-          {.rank = 3,
-           .sizes = {half / 8, halves, static_cast<cuuint64_t>(count().row_pieces)},
-           .strides = {half, half * halves},
-           .counts = {static_cast<cuuint32_t>(half / 8), 2 * depth,
-                      static_cast<cuuint32_t>(of.rows / of.cluster / 32)}});
+  const bool mapped = map(maps.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, args.x,
+                          {.rank = 3,
+                           .sizes = {128, m, ceil_div(row, 128)},
+                           .strides = {row, 128},
+                           .counts = {128, static_cast<cuuint32_t>(of.tokens), depth},
+                           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B}) &&
+                      map(maps.weights, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, args.packed,
+                          {.rank = 3,
+                           .sizes = {half / 8, halves, static_cast<cuuint64_t>(count().row_pieces)},
+                           .strides = {half, half * halves},
+                           .counts = {static_cast<cuuint32_t>(half / 8), 2 * depth,
+                                      static_cast<cuuint32_t>(of.rows / 32)}});
   if (!mapped) {
     return false;
   }
@@ -189,22 +188,12 @@ cudaError_t W4AxSm90::run_schedule(int index,
   if (!map_all(of, args, maps)) {
     return cudaErrorInvalidValue;
   }
-  auto* workspace = static_cast<uint8_t*>(args.workspace);
-  const W4AxArgs kernel_args{.base = {.weights = static_cast<const uint8_t*>(args.packed),
-                                      .bias = args.bias,
-                                      .y = args.y,
-                                      .counters = reinterpret_cast<uint32_t*>(workspace),
-                                      .parts = workspace + kGemmCounterBytes,
-                                      .y_stride = args.y_stride,
-                                      .m = static_cast<int>(args.m),
-                                      .n = static_cast<int>(n()),
-                                      .k_blocks = count().k_blocks,
-                                      .result = args.result},
-                             .schedule = schedule};
-  const Grid grid{.blocks = dim3(static_cast<unsigned>(schedule.blocks * of.cluster)),
+  W4AxArgs kernel_args{.base = launch_args(args), .schedule = schedule};
+  kernel_args.base.n = static_cast<int>(n());
+  kernel_args.base.k_blocks = count().k_blocks;
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(schedule.blocks)),
                   .threads = of.threads,
-                  .shared_bytes = of.shared_bytes,
-                  .cluster = static_cast<unsigned>(of.cluster)};
+                  .shared_bytes = of.shared_bytes};
   return launch(of.kernel, grid, context, maps, kernel_args);
 }
 

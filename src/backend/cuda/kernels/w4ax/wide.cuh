@@ -15,18 +15,11 @@
 namespace nibble::cuda {
 
 /// kGroups warpgroups with 64 rows each, for the same kTokens tokens; kDepth K blocks of 128 in a
-/// stage. kCluster blocks with rows of their own share the tokens.
-template <int kTokens_,
-          int kGroups_,
-          int kDepth_,
-          int kStages_,
-          int kResident_,
-          int kCluster_ = 1,
-          int kBlocks_ = 1>
+/// stage; a warpgroup's rows are kBlocks times 64.
+template <int kTokens_, int kGroups_, int kDepth_, int kStages_, int kResident_, int kBlocks_ = 1>
 struct WideTile {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_, kDepth = kDepth_;
-  static constexpr int kStages = kStages_, kResident = kResident_, kCluster = kCluster_;
-  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kStages = kStages_, kResident = kResident_, kBlocks = kBlocks_;
   static constexpr int kRows = 64 * kBlocks * kGroups;
   // Of a block alone on its multiprocessor, the copying warp is a warpgroup, whose registers the
   // others take.
@@ -57,12 +50,11 @@ struct WideShared : W4AxShared<Form, Tile> {
   static_assert((kBytes + 1024) * Tile::kResident <= 233472);
 };
 
-template <typename Sum>
-__device__ __forceinline__ void set_word(Sum* four, const uint4& word) {
-  four[0] = __builtin_bit_cast(Sum, word.x);
-  four[1] = __builtin_bit_cast(Sum, word.y);
-  four[2] = __builtin_bit_cast(Sum, word.z);
-  four[3] = __builtin_bit_cast(Sum, word.w);
+__device__ __forceinline__ void set_word(float* four, const uint4& word) {
+  four[0] = __uint_as_float(word.x);
+  four[1] = __uint_as_float(word.y);
+  four[2] = __uint_as_float(word.z);
+  four[3] = __uint_as_float(word.w);
 }
 
 /// One warpgroup's work on one part.
@@ -150,12 +142,7 @@ class WideSums {
     ptx::barrier_wait(base_ + Shared::kBarriers + 8 * place.stage, place.parity);
   }
   __device__ __forceinline__ void release(int stage) const {
-    const uint32_t empty = base_ + Shared::kBarriers + 8 * (Tile::kStages + stage);
-    if constexpr (Tile::kCluster == 1) {
-      ptx::warp_arrive(empty);
-    } else {
-      ptx::warp_arrive_at_all<Tile::kCluster>(empty);
-    }
+    ptx::warp_arrive(base_ + Shared::kBarriers + 8 * (Tile::kStages + stage));
   }
   __device__ __forceinline__ void fetch(uint32_t stage, int u, Operands& a) const {
 #pragma unroll
@@ -281,16 +268,13 @@ __device__ __forceinline__ void store_wide(WideSums<Form, Tile>& sums,
 
 template <typename Form, typename Tile>
 __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, uint32_t base) {
-  using Link = ChainLink<128, Tile::kGroups, Tile::kCluster, Tile::kTokens / 8 * Tile::kBlocks>;
+  using Link = ChainLink<128, Tile::kGroups, Tile::kTokens / 8 * Tile::kBlocks>;
   const int thread = static_cast<int>(threadIdx.x & 127);
-  ChainParts parts(args.schedule, static_cast<int>(blockIdx.x) / Tile::kCluster);
+  ChainParts parts(args.schedule, static_cast<int>(blockIdx.x));
   GemmPart part;
   RingPlace<Tile::kStages> place;
-  if constexpr (Tile::kCluster > 1) {
-    ptx::cluster_wait();  // all have their barriers
-  }
   ptx::wait_for_predecessor();
-  bool more = same_in_warp(next_chain_part<Tile>(parts, part) ? 1 : 0) != 0;
+  bool more = same_in_warp(parts.next(part) ? 1 : 0) != 0;
   while (more) {
     WideSums<Form, Tile> sums(base, group, thread);
     const Link link(args, group, thread);
@@ -308,7 +292,7 @@ __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, u
     } else {
       store_wide<Form, Tile>(sums, args, part, group, thread, base);
     }
-    more = same_in_warp(next_chain_part<Tile>(parts, part) ? 1 : 0) != 0;
+    more = same_in_warp(parts.next(part) ? 1 : 0) != 0;
   }
 }
 
@@ -321,11 +305,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
   constexpr int kCopier = 4 * Tile::kGroups;
   if (threadIdx.x == 32 * kCopier) {
-    ptx::init_ring<Tile::kStages>(base + Shared::kBarriers,
-                                  4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
+    ptx::init_ring<Tile::kStages>(base + Shared::kBarriers, 4 * Tile::kGroups * ptx::kWarpArrivals);
     ptx::barrier_init_fence();
   }
-  ptx::announce_barriers<Tile::kCluster>();
+  __syncthreads();
   ptx::allow_successor();
   if (warp >= kCopier) {
     if constexpr (Tile::kTakesRegisters) {
@@ -333,17 +316,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     }
     if (warp == kCopier) {
       fill_stages<Form, Tile>(maps, args, base);
-    } else if constexpr (Tile::kCluster > 1) {
-      ptx::cluster_wait();
     }
   } else {
     if constexpr (Tile::kTakesRegisters) {
       ptx::registers_take<Tile::kRegisters>();
     }
     multiply_wide<Form, Tile>(args, warp >> 2, base);
-  }
-  if constexpr (Tile::kCluster > 1) {
-    ptx::cluster_sync();  // the others may still arrive at this block's barriers
   }
 }
 
